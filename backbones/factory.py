@@ -182,7 +182,7 @@ def create_backbone(
     name, mixer = join_mixer(name, mixer)
     host, mixer_name = look_up(name)
     name = host.name if mixer_name is None else f"{host.name}_{mixer_name}"
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "pretrained": pretrained, "img_size": img_size, "in_chans": in_chans,
         "drop_path_rate": drop_path_rate,
         "mixer": mixer, "token_mixer": token_mixer, "dense": dense, "patch_size": patch_size,
@@ -190,7 +190,7 @@ def create_backbone(
         "norm_eval": norm_eval, "lora": lora,
     }  # fmt: skip
     adapters = _lora_options(lora)
-    check_arguments(create_backbone, {**given, "fast": fast}, "backbone")
+    check_arguments(create_backbone, {**settings, "fast": fast}, "backbone")
     _check_kept(host, host_kwargs)
     _check_names(host_kwargs, keywords(host.build), host.name)
     check_arguments(host.build, host_kwargs, "backbone")
@@ -206,8 +206,8 @@ def create_backbone(
     swapped = [*names_of(channel), *names_of(token)]
     _check_prefix(host, swapped, host_kwargs)
     overrides: dict[str, Any] = {}
-    for one in swapped:
-        overrides |= host_overrides_of(host, one)
+    for swapped_name in swapped:
+        overrides |= host_overrides_of(host, swapped_name)
     options = {**overrides, **host_kwargs}
     config = HostConfig(
         img_size=_image_size(img_size, host, patch),
@@ -228,7 +228,7 @@ def create_backbone(
         backbone = host.build(config, **options)
     correct_pooling(backbone)
     backbone.name, backbone.img_size, backbone.modality = name, config.img_size, host.modality
-    backbone.made_by = {"name": name, **given, **host_kwargs, "pretrained": None}
+    backbone.made_by = {"name": name, **settings, **host_kwargs, "pretrained": None}
     backbone.create = create_backbone
     backbone.record = _record(backbone, host, channel, token, options)
     is_without = backbone.had_prefix and not backbone.num_prefix_tokens
@@ -261,7 +261,7 @@ def _check_kept(host: HostEntry, given: Mapping[str, Any]) -> None:
     """Refuse dilation or another pooling for a host without the option, and name those with it."""
     for option, noun in KEPT.items():
         if option in given and option not in keywords(host.build):
-            able = [one.name for one in hosts().values() if option in keywords(one.build)]
+            able = [entry.name for entry in hosts().values() if option in keywords(entry.build)]
             raise ValueError(
                 f"{host.name} keeps its {noun}; {option} is for {', '.join(able)}, and for models "
                 f"of timm that take it: backbone=timm, options={{{option}: ...}}"
@@ -288,14 +288,14 @@ def join_mixer(name: str, mixer: Typed) -> tuple[str, Typed]:
     if isinstance(mixer, Sequence) and not isinstance(mixer, str):
         return name, mixer
     options = {"name": mixer} if isinstance(mixer, str) else dict(mixer or {})
-    typed = options.pop("name", None)
-    if typed is None:
+    channel_mixer = options.pop("name", None)
+    if channel_mixer is None:
         return name, mixer if isinstance(mixer, Mapping) else None
-    entry = find_mixer(typed, "channel")
-    host, own = look_up(name)
-    if own is not None and own != entry.name:
+    entry = find_mixer(channel_mixer, "channel")
+    host, suffix = look_up(name)
+    if suffix is not None and suffix != entry.name:
         raise ValueError(
-            f"{name} already has {own}; type backbone={host.name} to use {entry.name} instead"
+            f"{name} already has {suffix}; type backbone={host.name} to use {entry.name} instead"
         )
     return f"{host.name}_{entry.name}", options
 
@@ -326,12 +326,12 @@ def _record(
 def _resolved(choice: Choice | tuple[Choice, ...], kind: Kind, host: HostEntry) -> Any:
     """Return a mixer's name with all its options, or one of both per stage or block."""
     if isinstance(choice, tuple):
-        return [_resolved(one, kind, host) for one in choice]
+        return [_resolved(part, kind, host) for part in choice]
     name = resolve(choice, kind, host)
     if name is None:
         return None
-    chosen = {key: value for key, value in choice.options.items() if value is not None}
-    return plain_value({"name": name, **mixer_options(name, host.name), **chosen})
+    options = {key: value for key, value in choice.options.items() if value is not None}
+    return plain_value({"name": name, **mixer_options(name, host.name), **options})
 
 
 def _of_kind(kind: Kind, mixer: str | None) -> str | None:
@@ -355,15 +355,15 @@ def _factories(
 
 def _factory(host: HostEntry, kind: Kind, choice: Choice) -> MixerFactory | None:
     """Return the factory of a host's mixers; None if the host keeps its own."""
-    name, given = choice.name, dict(choice.options)
+    name, options = choice.name, dict(choice.options)
     if name is None or (name == OWN_FFN and host.plain_ffn):
         defaults = mixer_options(OWN_FFN, host=host.name) if kind == "channel" else {}
-        if all(key in defaults and defaults[key] == value for key, value in given.items()):
+        if all(key in defaults and defaults[key] == value for key, value in options.items()):
             return None
         name = OWN_FFN
         if kind in host.slots and not host.plain_ffn:
             raise ValueError(
-                f"mixer options {given} need a mixer's name: the FFN of {host.name} differs from "
+                f"mixer options {options} need a mixer's name: the FFN of {host.name} differs from "
                 f"ffn, which they would build; type one, such as {host.name}_afbo"
             )
     if kind not in host.slots:
@@ -371,19 +371,19 @@ def _factory(host: HostEntry, kind: Kind, choice: Choice) -> MixerFactory | None
     entry = find_mixer(name, kind)
     unfit = why_unfit(host, entry)
     if unfit:
-        able = [one for one in list_mixers(kind) if not why_unfit(host, find_mixer(one, kind))]
+        able = [item for item in list_mixers(kind) if not why_unfit(host, find_mixer(item, kind))]
         raise ValueError(
             f"{name} does not serve {host.name}, because {unfit}; {host.name} takes {listed(able)}"
         )
-    _check_mixer_options(entry, given, "backbone." + _group(entry))
-    return lambda slot: _build_mixer(entry, host.name, slot, given)
+    _check_mixer_options(entry, options, "backbone." + _group(entry))
+    return lambda slot: _build_mixer(entry, host.name, slot, options)
 
 
 def _check_prefix(host: HostEntry, swapped: Sequence[str | None], given: Mapping[str, Any]) -> None:
     """Refuse options with class tokens that a mixer cannot take."""
-    wanted = without_prefix(host, *swapped)
+    prefix_values = without_prefix(host, *swapped)
     for option, value in given.items():
-        if option in wanted and value != wanted[option]:
+        if option in prefix_values and value != prefix_values[option]:
             entry = next(e for e in map(find_mixer, filter(None, swapped)) if not e.takes_prefix)
             able = [e.name for e in mixers().values() if e.kind == entry.kind and e.takes_prefix]
             raise ValueError(
@@ -411,24 +411,24 @@ def _check_names(given: Mapping[str, Any], known: Collection[str], owner: str) -
 def _check_mixer_options(entry: MixerEntry, given: Mapping[str, Any], group: str) -> None:
     """Check names and types; None stands for the default."""
     _check_names(given, _options(entry), f"mixer {entry.name}")
-    chosen = {key: value for key, value in given.items() if value is not None}
-    check_arguments(entry.build, chosen, group)
+    options = {key: value for key, value in given.items() if value is not None}
+    check_arguments(entry.build, options, group)
 
 
 def _build_mixer(
     entry: MixerEntry, host: str | None, slot: Slot, given: Mapping[str, Any]
 ) -> Mixer:
-    known = keywords(entry.build)
-    chosen = {key: value for key, value in given.items() if value is not None}
+    names = keywords(entry.build)
+    typed_options = {key: value for key, value in given.items() if value is not None}
     options = entry.options_for(host)
-    if "hidden_ratio" in known:
+    if "hidden_ratio" in names:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
-    options |= {"grid": slot.grid} if "grid" in known else {}
-    options |= {"slot": slot} if "slot" in known else {}
-    options.update(chosen)
+    options |= {"grid": slot.grid} if "grid" in names else {}
+    options |= {"slot": slot} if "slot" in names else {}
+    options.update(typed_options)
     group = ("backbone." if host else "") + _group(entry)
     defaults = {**_options(entry), **entry.options_for(host)}  # a run passes these as well
-    changes = {key: value for key, value in chosen.items() if value != defaults[key]}
+    changes = {key: value for key, value in typed_options.items() if value != defaults[key]}
     owner = f"mixer {entry.name}"
     with _naming(owner, group, changes, f"{slot.dim} channels", entry.build.__module__):
         mixer = entry.build(slot.dim, **options)

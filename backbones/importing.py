@@ -37,10 +37,10 @@ def read_declarations(package: str, pattern: str) -> tuple[tuple[str, str], ...]
 
     def add(room: str) -> None:
         texts = rooms.pop(room, {})
-        for other in imports.findall("\n".join(texts.values())):
-            add(other)
+        for imported_room in imports.findall("\n".join(texts.values())):
+            add(imported_room)
         for module, text in texts.items():
-            declarations.extend((module, one) for one in re.findall(pattern, text, re.MULTILINE))
+            declarations.extend((module, name) for name in re.findall(pattern, text, re.MULTILINE))
 
     while rooms:
         add(next(iter(rooms)))

@@ -130,7 +130,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
                 )
             tensors = inside
         take_earlier_forms(self._backbone, tensors)
-        return adopt(self._backbone, dataclasses.replace(opened, path=checkpoint, given=tensors))
+        return adopt(self._backbone, dataclasses.replace(opened, path=checkpoint, weights=tensors))
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
         """Layer of a parameter and number of layers, as MMPretrain's layer decay asks for them."""

@@ -405,18 +405,18 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
         if len(pairs) == 1:
             return pairs[0]
     table = _table()  # imports all, and refuses two pairs of one name
-    plain = name.removesuffix(f"_{OWN_FFN}")
-    if name not in table and plain in _HOSTS:
-        name = plain
+    host_name = name.removesuffix(f"_{OWN_FFN}")
+    if name not in table and host_name in _HOSTS:
+        name = host_name
     if name not in table:
         _refuse_unfit(name)
         channel = [mixer for mixer in list_mixers("channel") if mixer != OWN_FFN]
-        known = {
+        names = {
             name: takes_token_mixer(_HOSTS[host], mixer) for name, (host, mixer) in table.items()
         }
         tokens = list_mixers("token")
         images_first = sorted(list_hosts(), key=lambda host: _HOSTS[host].modality != "image")
-        raise ValueError(unknown_backbone(name, known, images_first, channel, tokens))
+        raise ValueError(unknown_backbone(name, names, images_first, channel, tokens))
     host, mixer = table[name]
     return _HOSTS[host], mixer
 
@@ -425,15 +425,15 @@ def _pairs(name: str) -> list[tuple[HostEntry, str | None]]:
     """Return the fitting pairs of this name, of which it has the files imported."""
     hosts = {**declared_modules("hosts"), **_HOSTS}
     mixers = {**declared_modules("mixers"), **_MIXERS}
-    for plain in (name, name.removesuffix(f"_{OWN_FFN}")):
-        if plain in hosts:
-            return [(find_host(plain), None)]
+    for host_name in (name, name.removesuffix(f"_{OWN_FFN}")):
+        if host_name in hosts:
+            return [(find_host(host_name), None)]
     pairs: list[tuple[HostEntry, str | None]] = []
     for host in hosts:
         mixer = name.removeprefix(f"{host}_")
         if mixer != name and mixer in mixers:
-            entry, other = find_host(host), find_mixer(mixer)
-            if _is_named(entry, other) and not why_unfit(entry, other):
+            entry, mixer_entry = find_host(host), find_mixer(mixer)
+            if _is_named(entry, mixer_entry) and not why_unfit(entry, mixer_entry):
                 pairs.append((entry, mixer))
     return pairs
 
@@ -467,12 +467,12 @@ def unfit_pairs() -> dict[str, str]:
         for host, why in unfit.items():
             if why:
                 modality = host_modality(host)
-                fitting = listed(
-                    one for one, no in unfit.items() if not no and host_modality(one) == modality
+                host_names = listed(
+                    h for h, no in unfit.items() if not no and host_modality(h) == modality
                 )
                 pairs[f"{host}_{mixer.name}"] = (
                     f"there is no {host}_{mixer.name}: {mixer.name} does not serve {host}, because "
-                    f"{why}; it serves {fitting or 'hosts of other inputs'}"
+                    f"{why}; it serves {host_names or 'hosts of other inputs'}"
                 )
     return pairs
 
@@ -504,14 +504,14 @@ def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
 
 def host_overrides_of(host: HostEntry, mixer: str | None) -> dict[str, Any]:
     """Return the defaults of a host's own options with a mixer."""
-    own = {} if mixer is None else first_match(find_mixer(mixer).host_overrides, host.name)
-    return {**own, **without_prefix(host, mixer)}
+    overrides = {} if mixer is None else first_match(find_mixer(mixer).host_overrides, host.name)
+    return {**overrides, **without_prefix(host, mixer)}
 
 
 def without_prefix(host: HostEntry, *mixers: str | None) -> Mapping[str, Any]:
     """Return a host's options without class tokens if one of these mixers refuses them."""
-    taken = all(find_mixer(name).takes_prefix for name in mixers if name is not None)
-    return {} if taken else host.without_prefix
+    takes_prefix = all(find_mixer(name).takes_prefix for name in mixers if name is not None)
+    return {} if takes_prefix else host.without_prefix
 
 
 def first_match(by_host: Mapping[str, Mapping[str, Any]], host: str | None) -> Mapping[str, Any]:
@@ -561,8 +561,8 @@ def _refuse_taken(folder: str, name: str, build: Callable[..., Any]) -> None:
         import_file(module)
     if name not in entries:
         return
-    taken = entries[name].build
-    first, second = (f"{b.__module__}.{b.__qualname__}" for b in (taken, build))
+    holder = entries[name].build
+    first, second = (f"{b.__module__}.{b.__qualname__}" for b in (holder, build))
     # A notebook's cell may run again, and a file may be imported again after a failure.
-    if taken is build or first != second or "<" in first:
+    if holder is build or first != second or "<" in first:
         raise ValueError(f"the name {name!r} is taken by {first}; give {second} another one")

@@ -274,7 +274,7 @@ def _at_own_size(
     is_another = not state.keys() & weights <= inside.keys()
     if is_another or _are_of_one_size(backbone, inside, weights, checkpoint.grids):
         return tensors
-    converted = convert(dataclasses.replace(checkpoint, given=inside), backbone)
+    converted = convert(dataclasses.replace(checkpoint, weights=inside), backbone)
     _warn_of_interpolation(converted.source, converted.interpolated)
     beside = {key: value for key, value in tensors.items() if not key.startswith("backbone.")}
     return beside | {f"backbone.{key}": value for key, value in converted.tensors.items()}
@@ -505,9 +505,9 @@ def _warn_of_equations(
     source: str, backbone: Backbone, record: Mapping[str, Any], absent: Collection[str]
 ) -> None:
     """Warn if the weights come from a network with equal shapes but another equation or code."""
-    changed = describe_change(source, record, backbone.create)
-    if changed:
-        warnings.warn(f"{changed}; restore that code, or train further", stacklevel=3)
+    change = describe_change(source, record, backbone.create)
+    if change:
+        warnings.warn(f"{change}; restore that code, or train further", stacklevel=3)
     channel = {f"{name}." for name in backbone.channel_places()}
     moved = set()
     for kind in KINDS:

@@ -48,11 +48,11 @@ def fingerprint(
     Returns:
         Root mean square and mean product with noise, of each output and of the initial weights.
     """
-    with _apart():
+    with _sandbox():
         backbone = build(**{**options, **ASIDE})
         start = [torch.linalg.vector_norm(p) / p.numel() ** 0.5 for p in backbone.parameters()]
         take_recorded_forms(backbone, record)
-        backbone.load_state_dict(_drawn(backbone), assign=True)
+        backbone.load_state_dict(_drawn_values(backbone), assign=True)
         backbone.double().eval()
         answers: dict[str, list[float]] = {}
         parts = {**backbone.token_mixers(), **backbone.channel_mixers()}
@@ -109,31 +109,31 @@ def describe_answers(
 
 def _changed_files(folder: Path) -> Iterator[str]:
     """Describe the files that a run has kept and that have another text today."""
-    for kept in sorted(folder.rglob("*.py")):
-        name = kept.relative_to(folder)
-        if not (kept.is_file() and name.stem.isidentifier()):  # or a later text of a resumed run
+    for copy in sorted(folder.rglob("*.py")):
+        name = copy.relative_to(folder)
+        if not (copy.is_file() and name.stem.isidentifier()):  # or a later text of a resumed run
             continue
         module = sys.modules.get(".".join(name.with_suffix("").parts).removesuffix(".__init__"))
         file = Path(getattr(module, "__file__", None) or ROOT / name)
         if not file.is_file():
             yield f"{name} is gone"
             continue
-        lines = [path.read_text(errors="replace").splitlines() for path in (kept, file)]
+        lines = [path.read_text(errors="replace").splitlines() for path in (copy, file)]
         if lines[0] != lines[1]:
             yield f"{name}: {_first_lines(*lines)}"
 
 
 def _first_lines(old: list[str], new: list[str]) -> str:
-    changed = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
+    differences = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
     was, now = (
-        next((line[1:].strip() for line in changed if line[0] == sign), "")[:LONGEST]
+        next((line[1:].strip() for line in differences if line[0] == sign), "")[:LONGEST]
         for sign in "-+"
     )
     return f"{was!r} is {now!r} today"
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def _sandbox() -> Iterator[None]:
     """Draw and compute without traces in logs and in the state of random numbers."""
     logger = logging.getLogger("backbones")
     level = logger.level
@@ -152,7 +152,7 @@ def _apart() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _drawn(backbone: Backbone) -> dict[str, Tensor]:
+def _drawn_values(backbone: Backbone) -> dict[str, Tensor]:
     """Return weights by which activations keep their size; equal blocks share them."""
     generator, blocks = torch.Generator().manual_seed(SEED), backbone.block_names()
     shared: dict[tuple[str, torch.Size], Tensor] = {}

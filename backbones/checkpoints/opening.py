@@ -44,13 +44,13 @@ class Checkpoint:
     Attributes:
         path: The file, or its name in messages.
         content: The content as written.
-        given: The tensors, for a checkpoint that was read elsewhere.
+        weights: The tensors, for a checkpoint that was read elsewhere.
         unlike: Entries of other tools' files that have our names but another form.
     """
 
     path: str
     content: Any
-    given: dict[str, Tensor] | None = None
+    weights: dict[str, Tensor] | None = None
     unlike: frozenset[str] = frozenset()
 
     @functools.cached_property
@@ -83,8 +83,8 @@ class Checkpoint:
         Raises:
             ValueError: The container is empty, or tensors hold NaN or Inf.
         """
-        if self.given is not None:
-            return self.given
+        if self.weights is not None:
+            return self.weights
         tensors = _named_tensors(functools.reduce(dict.get, self.container, self.content), self)
         tensors = without_inner_wrappers(tensors)
         for key, value in tensors.items():

@@ -167,7 +167,7 @@ class TextEncoder(Backbone):
     size_divisor = 1
     block_layout = "tokens"
     classification_keys = ("pooler.",)
-    layer_names = LayerNames(stem=EMBEDDINGS, added=EMBEDDINGS)
+    layer_names = LayerNames(stem=EMBEDDINGS, tail=EMBEDDINGS)
 
     def __init__(
         self, config: HostConfig, *, words: int, dim: int, depth: int, heads: int, drop: float,

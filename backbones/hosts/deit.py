@@ -53,7 +53,7 @@ class DeiT(IsotropicBackbone):
 
     fc_norm: nn.Module  # where the final norm comes after the mean
     block_layout = "tokens"
-    layer_names = LayerNames(stem=(*USUAL.stem, "dist_token"), added=("dist_token",))
+    layer_names = LayerNames(stem=(*USUAL.stem, "dist_token"), tail=("dist_token",))
 
     def __init__(
         self,

@@ -152,7 +152,7 @@ class DiT(DenoisingBackbone):
     """
 
     block_layout = "tokens"
-    layer_names = LayerNames(stem=EMBEDDERS, added=EMBEDDERS)
+    layer_names = LayerNames(stem=EMBEDDERS, tail=EMBEDDERS)
 
     def __init__(
         self, config: HostConfig, *, channels: int, num_classes: int, learn_sigma: bool, dim: int,

@@ -19,8 +19,8 @@ def mixer_names(typed: Any) -> list[str]:
 def matches_of(typed: Any) -> list[Any]:
     """Return what ``match`` asks of the mixers in ``mixer=`` or ``token_mixer=``, without nulls."""
     items = typed if isinstance(typed, list | tuple) else [typed]
-    found = (item.get("match") for item in items if isinstance(item, Mapping))
-    return [match for match in found if match is not None]
+    patterns = (item.get("match") for item in items if isinstance(item, Mapping))
+    return [match for match in patterns if match is not None]
 
 
 def mixer_label(typed: Any) -> str:
@@ -28,5 +28,5 @@ def mixer_label(typed: Any) -> str:
     if not isinstance(typed, list | tuple):
         return next(iter(mixer_names(typed)), "")
     labels = (next(iter(mixer_names(item)), OWN) for item in typed)
-    runs = ((label, len(list(same))) for label, same in itertools.groupby(labels))
+    runs = ((label, len(list(group))) for label, group in itertools.groupby(labels))
     return "-".join(f"{count}x{label}" if count > 1 else label for label, count in runs)

@@ -17,7 +17,7 @@ def summary(build: Callable[..., Any]) -> str:
 
 def meanings(*builders: Callable[..., Any]) -> dict[str, str]:
     """Return the descriptions of arguments in docstrings, by name; later docstrings win."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for build in builders:
         section = re.search(
             r"^Args:\n(.*?)(?=^\S|\Z)",
@@ -29,7 +29,7 @@ def meanings(*builders: Callable[..., Any]) -> dict[str, str]:
             entry = re.match(r" {4}\**(\w+(?:, \w+)*): (.*)", line)
             if entry:
                 names = entry[1].split(", ")
-                found |= dict.fromkeys(names, entry[2])
+                texts |= dict.fromkeys(names, entry[2])
             else:
-                found |= {name: f"{found[name]} {line.strip()}".strip() for name in names}
-    return found
+                texts |= {name: f"{texts[name]} {line.strip()}".strip() for name in names}
+    return texts

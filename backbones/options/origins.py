@@ -18,8 +18,8 @@ def check_packages(*names: str) -> None:
         spec = loaded.__spec__ if loaded is not None else importlib.util.find_spec(name)
         places = list(spec.submodule_search_locations or ()) if spec is not None else []
         if (ROOT / name) not in [Path(place).resolve() for place in places]:
-            found = places[0] if places else "nothing"
+            path = places[0] if places else "nothing"
             raise ImportError(
-                f"import {name} finds {found} instead of MixerLab's {ROOT / name}; rename that "
+                f"import {name} finds {path} instead of MixerLab's {ROOT / name}; rename that "
                 f"folder, or put {ROOT} in front of its parent folder in PYTHONPATH"
             )

@@ -20,9 +20,9 @@ class Remembering:
     made_by: dict[str, Any]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:  # noqa: D102
-        made = super().__new__(cls)
-        object.__setattr__(made, "made_by", _described(cls, options))
-        return made
+        instance = super().__new__(cls)
+        object.__setattr__(instance, "made_by", _description(cls, options))
+        return instance
 
 
 def remembering(build: Callable[P, R]) -> Callable[P, R]:
@@ -30,9 +30,9 @@ def remembering(build: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(build)
     def wrapper(*args: P.args, **options: P.kwargs) -> R:
-        made: Any = build(*args, **options)
-        made.made_by = _described(build, options)
-        built: R = made
+        result: Any = build(*args, **options)
+        result.made_by = _description(build, options)
+        built: R = result
         return built
 
     return wrapper
@@ -53,11 +53,11 @@ def plain_config(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         return [plain_config(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-        return plain_config(_described(type(value), fields))
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return plain_config(_description(type(value), fields))
     raise TypeError(f"a config cannot hold a {type(value).__name__}")
 
 
-def _described(build: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    own = {key: value for key, value in options.items() if key not in GIVEN}
-    return {"_target_": f"{build.__module__}.{build.__qualname__}", **own}
+def _description(build: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    stored_options = {key: value for key, value in options.items() if key not in GIVEN}
+    return {"_target_": f"{build.__module__}.{build.__qualname__}", **stored_options}

@@ -37,7 +37,7 @@ def validate(schema: type[M], content: object) -> M:
 def describe_misfit(error: ValidationError) -> str:
     """Describe the first wrong entry: place, reason, value."""
     first = error.errors(include_url=False)[0]
-    place = ".".join(_short(part) for part in first["loc"])
+    place = ".".join(_excerpt(part) for part in first["loc"])
     reason = first["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
     reason = reason[:1].lower() + reason[1:]
     if first["type"] in ("missing", "extra_forbidden"):
@@ -45,9 +45,9 @@ def describe_misfit(error: ValidationError) -> str:
         return f"the entry {place} is {problem}"
     if first["type"] in ("model_type", "dict_type", "model_attributes_type"):
         reason = "must be a dictionary"
-    given = first["input"]
-    shown = _short(repr(given)) if _is_plain(given) else type(given).__name__
-    got = "" if first["type"] == "value_error" else f", got {shown}"
+    value = first["input"]
+    text = _excerpt(repr(value)) if _is_plain(value) else type(value).__name__
+    got = "" if first["type"] == "value_error" else f", got {text}"
     return f"{place or 'the content'} {reason}{got}"
 
 
@@ -55,6 +55,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _short(value: object) -> str:
+def _excerpt(value: object) -> str:
     text = str(value).encode("unicode_escape").decode()
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

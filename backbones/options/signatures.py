@@ -27,8 +27,8 @@ def built_class(build: Callable[..., Any], base: type[T]) -> type[T]:
         build: A class, or a function with or without a return annotation.
         base: Base class, returned if the function lacks an annotation.
     """
-    made = build if inspect.isclass(build) else typing.get_type_hints(build).get("return")
-    return made if inspect.isclass(made) and issubclass(made, base) else base
+    result = build if inspect.isclass(build) else typing.get_type_hints(build).get("return")
+    return result if inspect.isclass(result) and issubclass(result, base) else base
 
 
 def check_builder(build: Callable[..., Any], what: str, filled: Collection[str] = ()) -> None:
@@ -80,25 +80,25 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
     Raises:
         ValueError: The message names the option and its allowed values.
     """
-    known, takes_more = _parameters(call)
+    hints, takes_more = _parameters(call)
     for name, value in arguments.items():
-        if name in known:
-            check_value(f"{group}.{name}", value, known[name])
+        if name in hints:
+            check_value(f"{group}.{name}", value, hints[name])
         elif not takes_more:
-            near = difflib.get_close_matches(name, known, n=3)
+            near = difflib.get_close_matches(name, hints, n=3)
             hint = (
                 f"did you mean {' or '.join(near)}?"
                 if near
-                else f"known: {listed(known or ['none'])}"
+                else f"known: {listed(hints or ['none'])}"
             )
             raise ValueError(f"there is no option {group}.{name}; {hint}")
 
 
 def whole_arguments(call: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments with 10.0 as 10 for parameters that take whole numbers only."""
-    known, _ = _parameters(call)
+    hints, _ = _parameters(call)
     return {
-        name: with_whole_numbers(value, known[name]) if name in known else value
+        name: with_whole_numbers(value, hints[name]) if name in hints else value
         for name, value in arguments.items()
     }
 
@@ -119,15 +119,15 @@ def defaults(call: Any) -> dict[str, Any]:
 
     A class with ``**options`` adds those of its next parent.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for function in _functions(call):
         parameters = inspect.signature(function).parameters.values()
         for p in parameters:
             if p.default is not p.empty:
-                found.setdefault(p.name, p.default)
+                values.setdefault(p.name, p.default)
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return found
+    return values
 
 
 def _functions(call: Any) -> list[Any]:
@@ -141,13 +141,13 @@ def _parameters(call: Any) -> tuple[dict[str, Any], bool]:
 
     A class with ``**options`` adds those of its next parent.
     """
-    known: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     for function in _functions(call):
         hints = typing.get_type_hints(function)
         parameters = inspect.signature(function).parameters.values()
         for p in parameters:
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self":
-                known.setdefault(p.name, hints.get(p.name, Any))
+                types.setdefault(p.name, hints.get(p.name, Any))
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return known, False
-    return known, not inspect.isclass(call)
+            return types, False
+    return types, not inspect.isclass(call)

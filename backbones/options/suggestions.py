@@ -28,9 +28,9 @@ def listed(names: Iterable[object], most: int = LISTED) -> str:
     """
     texts = [shortened(str(name)) for name in names]
     ends = itertools.accumulate(len(text) + 2 for text in texts)
-    fitting = max(1, sum(end <= most + 2 for end in ends))
-    more = len(texts) - fitting
-    return ", ".join(texts[:fitting]) + (f" and {more} more" if more > 0 else "")
+    count = max(1, sum(end <= most + 2 for end in ends))
+    more = len(texts) - count
+    return ", ".join(texts[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 def shortened(name: str) -> str:

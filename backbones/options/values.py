@@ -19,21 +19,21 @@ def check_value(option: str, value: Any, hint: Any) -> None:
     if _fits(value, hint):
         return
     if _fits(_made_finite(value), hint):
-        raise ValueError(f"{option}={value} is not finite; give {_described(hint)}")
-    raise ValueError(f"{option}={value} is not {_described(hint)}{_misfit(value, hint)}")
+        raise ValueError(f"{option}={value} is not finite; give {_description(hint)}")
+    raise ValueError(f"{option}={value} is not {_description(hint)}{_misfit(value, hint)}")
 
 
 def with_whole_numbers(value: Any, hint: Any) -> Any:
     """Return a value with 10.0 as 10 wherever its annotated type takes whole numbers only."""
     if _fits(value, hint):
         return value
-    changed = value
+    converted = value
     if isinstance(value, float) and value.is_integer():
-        changed = int(value)
+        converted = int(value)
     elif isinstance(value, list | tuple):
         for items in _item_hints(hint):
-            changed = [with_whole_numbers(item, items) for item in value]
-    return changed if _fits(changed, hint) else value
+            converted = [with_whole_numbers(item, items) for item in value]
+    return converted if _fits(converted, hint) else value
 
 
 def _item_hints(hint: Any) -> list[Any]:
@@ -50,7 +50,7 @@ def _misfit(value: Any, hint: Any) -> str:
     if not hints or not isinstance(value, list | tuple):
         return ""
     for place, item in enumerate(value):
-        if not any(_fits(with_whole_numbers(item, one), one) for one in hints):
+        if not any(_fits(with_whole_numbers(item, choice), choice) for choice in hints):
             return f": item {place} is {item}"
     return ""
 
@@ -105,16 +105,16 @@ def _made_finite(value: Any) -> Any:
     return 1 if isinstance(value, float) and math.isinf(value) else value
 
 
-def _described(hint: Any) -> str:
+def _description(hint: Any) -> str:
     """Return a type in words: ``a number or null``."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         literals = [c for c in choices if typing.get_origin(c) is Literal]
         if len(literals) > 1:  # one list of all values that they name
-            named = dict.fromkeys(str(value) for c in literals for value in typing.get_args(c))
-            rest = [_described(c) for c in choices if c not in literals]
-            return " or ".join([f"one of {', '.join(named)}", *rest])
-        return " or ".join(dict.fromkeys(_described(choice) for choice in choices))
+            names = dict.fromkeys(str(value) for c in literals for value in typing.get_args(c))
+            rest = [_description(c) for c in choices if c not in literals]
+            return " or ".join([f"one of {', '.join(names)}", *rest])
+        return " or ".join(dict.fromkeys(_description(choice) for choice in choices))
     if origin is Literal:
         return f"one of {', '.join(map(str, choices))}"
     if origin is Mapping:

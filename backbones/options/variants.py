@@ -56,14 +56,14 @@ def variant_of(
     gone = {*fixed, *without}
     call = build.__init__ if inspect.isclass(build) else build
     hints = typing.get_type_hints(call)
-    made = build if inspect.isclass(build) else hints.get("return", Any)
-    known = inspect.signature(build).parameters
+    result = build if inspect.isclass(build) else hints.get("return", Any)
+    params = inspect.signature(build).parameters
     for name in (*gone, *defaults):
-        if name not in known or known[name].kind is not inspect.Parameter.KEYWORD_ONLY:
-            raise TypeError(f"{build.__qualname__} has no option {name!r}; it has {list(known)}")
+        if name not in params or params[name].kind is not inspect.Parameter.KEYWORD_ONLY:
+            raise TypeError(f"{build.__qualname__} has no option {name!r}; it has {list(params)}")
     parameters = [
         p.replace(default=defaults.get(name, p.default), annotation=hints.get(name, Any))
-        for name, p in known.items()
+        for name, p in params.items()
         if name not in gone
     ]
     signature = inspect.Signature(parameters)
@@ -71,21 +71,21 @@ def variant_of(
     def derive(named: Callable[[], None]) -> Callable[..., T]:
         @functools.wraps(named)
         def variant(*args: Any, **options: Any) -> T:
-            given = signature.bind(*args, **options)
-            return build(*given.args, **{**defaults, **given.kwargs, **fixed})
+            arguments = signature.bind(*args, **options)
+            return build(*arguments.args, **{**defaults, **arguments.kwargs, **fixed})
 
         variant.__signature__ = signature  # type: ignore[attr-defined]
-        origin = Origin(build, frozenset(known) - {*gone, *defaults})
+        origin = Origin(build, frozenset(params) - {*gone, *defaults})
         variant.origin = origin  # type: ignore[attr-defined]
         variant.__annotations__ = {p.name: p.annotation for p in parameters}
-        variant.__annotations__["return"] = made
-        variant.__doc__ = _described(named, build, gone)
+        variant.__annotations__["return"] = result
+        variant.__doc__ = _docstring(named, build, gone)
         return variant
 
     return derive
 
 
-def _described(named: Callable[[], None], build: Callable[..., Any], gone: Collection[str]) -> str:
+def _docstring(named: Callable[[], None], build: Callable[..., Any], gone: Collection[str]) -> str:
     """Return a variant's docstring with the descriptions of its options."""
     text, source = inspect.getdoc(named) or "", inspect.getdoc(build) or ""
     section = re.search(r"^Args:\n((?:[ ]{4}.*\n?)+)", source, re.MULTILINE)
@@ -93,5 +93,5 @@ def _described(named: Callable[[], None], build: Callable[..., Any], gone: Colle
         return text
     options = re.findall(r"^[ ]{4}(\w+):.*\n?(?:[ ]{5,}.*\n?)*", section[1], re.MULTILINE)
     lines = re.split(r"^(?=[ ]{4}\w)", section[1], flags=re.MULTILINE)[1:]
-    kept = [part for name, part in zip(options, lines, strict=True) if name not in gone]
-    return f"{text.rstrip()}\n\nArgs:\n{''.join(kept).rstrip()}"
+    descriptions = [part for name, part in zip(options, lines, strict=True) if name not in gone]
+    return f"{text.rstrip()}\n\nArgs:\n{''.join(descriptions).rstrip()}"

@@ -66,7 +66,7 @@ class LayerNames:
         ends: Rules of parts after a stage's blocks.
         stem: Prefixes of parts before the first block.
         downsampling: The ``beginnings`` that ``merges_end_stages`` assigns to the previous stage.
-        added: Prefixes of ``stem`` that earlier releases trained as parts after the last block, so
+        tail: Prefixes of ``stem`` that earlier releases trained as parts after the last block, so
             that their runs resume as they began.
     """
 
@@ -75,7 +75,7 @@ class LayerNames:
     ends: tuple[Rule, ...] = ENDS
     stem: tuple[str, ...] = (*STEM, *FIRST_EMBEDS)
     downsampling: tuple[Rule, ...] = (DOWNSAMPLING,)
-    added: tuple[str, ...] = ()
+    tail: tuple[str, ...] = ()
 
 
 USUAL = LayerNames()
@@ -100,9 +100,9 @@ class LayerIds:
     names: LayerNames = USUAL
 
     @property
-    def added(self) -> tuple[str, ...]:
+    def tail(self) -> tuple[str, ...]:
         """Prefixes of the stem that earlier releases trained as parts after the last block."""
-        return self.names.added
+        return self.names.tail
 
     @property
     def num_layers(self) -> int:

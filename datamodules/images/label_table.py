@@ -48,11 +48,11 @@ class LabelTable:
 
     def rows(self, chosen: Sequence[int]) -> LabelTable:
         """Return some rows, in the order of the file."""
-        chosen = sorted(chosen)
+        order = sorted(chosen)
         return LabelTable(
             self.source,
-            tuple(self.images[index] for index in chosen),
-            self.labels[chosen],
+            tuple(self.images[index] for index in order),
+            self.labels[order],
             (),
             self.names,
         )

@@ -143,7 +143,7 @@ def _read(
         except ValueError:
             pass
     forms = FORMATS if form is None else (form,)
-    fits = {one: times for one in forms if (times := _parsed(texts, one)) is not None}
+    fits = {kind: times for kind in forms if (times := _parsed(texts, kind)) is not None}
     either = len(fits) > 1 and usual not in fits
     remedy = (
         f"pass data.time_format='{DAY_FIRST}' or '{MONTH_FIRST}', with the time if there is one"
@@ -153,7 +153,7 @@ def _read(
     if fits:
         form = usual if usual in fits else next(iter(fits))
         return fits[form], form
-    best = max(forms, key=lambda one: sum(_fits(text, one) for text in texts[:100]))
+    best = max(forms, key=lambda kind: sum(_fits(text, kind) for text in texts[:100]))
     number, text = next(cell for cell in cells if not _fits(cell[1], best))
     raise ValueError(
         f"{source}, row {number}: {text!r} is not a time stamp; write 2024-01-31 13:00:00, "

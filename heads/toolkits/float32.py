@@ -113,7 +113,7 @@ def _sum_masks(
     from mmseg.structures import SegDataSample
 
     size = images[0].get("pad_shape", images[0]["img_shape"])
-    samples = [SegDataSample(metainfo={**each, "batch_input_shape": size}) for each in images]
+    samples = [SegDataSample(metainfo={**meta, "batch_input_shape": size}) for meta in images]
     classes, masks = head(maps, samples)
     with without_autocast(masks[-1].device):
         masks = F.interpolate(masks[-1], size=size, mode="bilinear").sigmoid()

@@ -42,11 +42,11 @@ class Calibration(Metric):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add logits (B, K) with labels (B,); a negative label is unknown."""
-        known = labels >= 0
-        labels = labels[known]
+        mask = labels >= 0
+        labels = labels[mask]
         if not len(labels):
             return
-        scaled = logits[known].float() / self.temperature
+        scaled = logits[mask].float() / self.temperature
         shares = scaled.softmax(-1)
         self.error.update(shares, labels)
         truth = F.one_hot(labels, shares.shape[1])
@@ -86,9 +86,9 @@ class TemperatureFit(Metric):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add logits (B, K) with labels (B,); a negative label is unknown."""
-        known = labels >= 0
-        self.logits.append(logits[known].float())
-        self.labels.append(labels[known])
+        mask = labels >= 0
+        self.logits.append(logits[mask].float())
+        self.labels.append(labels[mask])
 
     def compute(self) -> Tensor:
         """Return the temperature; 1 without images or without a mistake."""
@@ -103,6 +103,6 @@ class TemperatureFit(Metric):
             scaled = logits / torch.tensor(log_temperature, dtype=torch.float64).exp()
             return float(F.cross_entropy(scaled, labels))
 
-        limits = [float(torch.tensor(one).log()) for one in (SMALLEST, LARGEST)]
-        found = minimize_scalar(loss, bounds=limits, method="bounded", options={"xatol": 1e-6})
-        return torch.tensor(found.x).exp().float()
+        limits = [float(torch.tensor(limit).log()) for limit in (SMALLEST, LARGEST)]
+        optimum = minimize_scalar(loss, bounds=limits, method="bounded", options={"xatol": 1e-6})
+        return torch.tensor(optimum.x).exp().float()

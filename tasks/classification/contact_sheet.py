@@ -52,15 +52,15 @@ def contact_sheet(tiles: Sequence[Tile], side: int = 128) -> Image.Image:
     sheet = Image.new("RGB", (columns * (side + 6) + 6, rows * (side + strip + 6) + 6), "white")
     draw = ImageDraw.Draw(sheet)
     for index, tile in enumerate(tiles):
-        left, top = 6 + index % columns * (side + 6), 6 + index // columns * (side + strip + 6)
+        x, top = 6 + index % columns * (side + 6), 6 + index // columns * (side + strip + 6)
         picture = tile.picture.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
-        sheet.paste(picture, (left, top))
+        sheet.paste(picture, (x, top))
         colour, below = CAPTION_COLOURS[tile.right], top + side + 1
         share = f" {tile.share:.0%}"
         name = shorten(tile.guess, side - font.getlength(share), font)
-        draw.text((left, below), name, fill=colour, font=font)
-        draw.text((left + side, below), share, fill=colour, font=font, anchor="ra")
+        draw.text((x, below), name, fill=colour, font=font)
+        draw.text((x + side, below), share, fill=colour, font=font, anchor="ra")
         if tile.truth is not None:
             name = shorten(tile.truth, side - font.getlength("is "), font)
-            draw.text((left, below + line), f"is {name}", fill=TRUTH_COLOUR, font=font)
+            draw.text((x, below + line), f"is {name}", fill=TRUTH_COLOUR, font=font)
     return sheet

@@ -47,5 +47,5 @@ def corruption_errors(errors: Errors) -> dict[str, float]:
 
 def mean_corruption_error(errors: Errors) -> float | None:
     """Return the mean CE of the 15 kinds in percent (mCE); None if one of 75 errors is missing."""
-    found = corruption_errors(errors)
-    return fmean(found.values()) if len(found) == len(ALEXNET) else None
+    ratios = corruption_errors(errors)
+    return fmean(ratios.values()) if len(ratios) == len(ALEXNET) else None

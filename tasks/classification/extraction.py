@@ -49,7 +49,7 @@ class FeatureExtraction(LightningModule):
         values = self.model(batch["image"]).float()
         tensors = (values, batch["label"], batch["sample_id"])
         # Copies, as each tensor of a worker keeps a file open.
-        self._collected.append(tuple(one.detach().cpu().clone() for one in tensors))  # type: ignore[arg-type]
+        self._collected.append(tuple(tensor.detach().cpu().clone() for tensor in tensors))  # type: ignore[arg-type]
 
     def features(self, count: int) -> Features:
         """Return the rows of all processes, each image once, in order.
@@ -60,11 +60,11 @@ class FeatureExtraction(LightningModule):
         Raises:
             ValueError: Images were skipped.
         """
-        empty = (torch.empty(0), *(torch.empty(0, dtype=torch.int64) for _ in range(2)))
-        own = (
-            tuple(map(torch.cat, zip(*self._collected, strict=True))) if self._collected else empty
+        blank = (torch.empty(0), *(torch.empty(0, dtype=torch.int64) for _ in range(2)))
+        local_features = (
+            tuple(map(torch.cat, zip(*self._collected, strict=True))) if self._collected else blank
         )
-        parts = [part for part in gather_objects(own) if len(part[0])]
+        parts = [part for part in gather_objects(local_features) if len(part[0])]
         values, labels, numbers = map(torch.cat, zip(*parts, strict=True))
         order = numbers.argsort()
         if not torch.equal(numbers[order], torch.arange(count)):

@@ -48,7 +48,7 @@ FAMILY = Family(
         *(Metric(name, text, direction="min") for name, text in CALIBRATION.items()),
         Metric("temperature", "temperature"),
         Metric("mce", direction="min", published="mce", data_set="imagenet_c"),
-        *(Metric(one, published=one, data_set=name) for name, one in ROBUSTNESS.items()),
+        *(Metric(label, published=label, data_set=name) for name, label in ROBUSTNESS.items()),
     ),
     monitor="top1",
     rule=ScheduleRule(

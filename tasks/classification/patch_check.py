@@ -44,33 +44,33 @@ def unseen_patches(backbone: Backbone, size: tuple[int, int], like: Tensor) -> s
         if frozen and not reached.any() and tells_images_apart(backbone, size, like):
             return None  # frozen modules may compute without gradient
         zeros = blocking_zeros(backbone, lambda: bool(reached_by_any(backbone, size, like).all()))
-    found = _described(backbone, reached)
+    problem = _description(backbone, reached)
     names = [name for group in zeros.values() for name in group]
-    shown = ", ".join(list(zeros)[:SHOWN])
+    examples = ", ".join(list(zeros)[:SHOWN])
     if names and all(backbone.get_parameter(name).requires_grad for name in names):
-        warn(f"{found} while these parameters are 0, as they are at the start: {shown}")
+        warn(f"{problem} while these parameters are 0, as they are at the start: {examples}")
         return None
     if names:
-        return f"{found}, because these parameters are 0 and frozen: {shown}; unfreeze them"
-    return f"{found}. {_advice(backbone)}, or pass {OPTION}=false to train anyway"
+        return f"{problem}, because these parameters are 0 and frozen: {examples}; unfreeze them"
+    return f"{problem}. {_advice(backbone)}, or pass {OPTION}=false to train anyway"
 
 
-def _described(backbone: Backbone, reached: Tensor) -> str:
+def _description(backbone: Backbone, reached: Tensor) -> str:
     side, missing = backbone.feature_info[-1].stride, (~reached).nonzero().tolist()
     name = backbone.name or type(backbone).__name__
-    found = f"the gradient of {name}'s embedding is 0 in "
+    text = f"the gradient of {name}'s embedding is 0 in "
     patches = f"{reached.numel()} patches of {side} x {side} pixels"
     if not reached.any():
         by = f"its {backbone.pooling}" if backbone.num_prefix_tokens else "it"
-        return f"{found}all {patches}: {by} never sees the image"
+        return f"{text}all {patches}: {by} never sees the image"
     places = ", ".join(f"row {row} column {column}" for row, column in missing[:SHOWN])
     more = ", ..." * (len(missing) > SHOWN)
-    return f"{found}{len(missing)} of {patches} (from 0: {places}{more})"
+    return f"{text}{len(missing)} of {patches} (from 0: {places}{more})"
 
 
 def _advice(backbone: Backbone) -> str:
-    found = [getattr(one, "mixer", one) for one in backbone.mixers().values()]  # without a wrapper
-    mixers = {type(mixer).__name__: mixer for mixer in found}
+    parts = [getattr(part, "mixer", part) for part in backbone.mixers().values()]  # unwrapped
+    mixers = {type(mixer).__name__: mixer for mixer in parts}
     joint = [name for name, mixer in mixers.items() if mixer.prefix_mixing == "joint"]
     if backbone.num_prefix_tokens and joint:
         return (
@@ -87,7 +87,7 @@ def undisturbed(network: nn.Module) -> Iterator[None]:
     The random state, buffers and attributes of all modules are restored.
     """
     random = random_state()
-    kept = [(module, dict(vars(module)), _containers(module)) for module in network.modules()]
+    states = [(module, dict(vars(module)), _containers(module)) for module in network.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
     for module in network.modules():
         # Set the attribute, since a module's train() may do more.
@@ -95,7 +95,7 @@ def undisturbed(network: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, attributes, containers in kept:
+        for module, attributes, containers in states:
             vars(module).clear()
             vars(module).update(attributes)
             for container, content in containers:
@@ -110,5 +110,5 @@ def undisturbed(network: nn.Module) -> Iterator[None]:
 
 def _containers(module: nn.Module) -> list[tuple[Any, Any]]:
     """Return the lists, dicts and sets of a module, each with a copy."""
-    values = [one for one in vars(module).values() if isinstance(one, dict | list | set)]
+    values = [item for item in vars(module).values() if isinstance(item, dict | list | set)]
     return [(value, value.copy()) for value in values]

@@ -302,8 +302,8 @@ class ClassificationTask(ClassesTask):
 
         Source: as the authors of ImageNet-A and ImageNet-R evaluate networks of 1000 classes.
         """
-        others = sorted(set(range(len(self.class_names))) - set(labels)) if labels else []
-        self._others = torch.tensor(others, dtype=torch.int64) if others else None
+        excluded_labels = sorted(set(range(len(self.class_names))) - set(labels)) if labels else []
+        self._others = torch.tensor(excluded_labels, dtype=torch.int64) if excluded_labels else None
 
     def predict_for_metrics(self, batch: Batch) -> Tensor:
         """Return logits (B, K), minus infinity for classes that ``only_classes`` excludes."""
@@ -335,19 +335,19 @@ class ClassificationTask(ClassesTask):
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Update the accuracies, and what measures and fits probabilities."""
         self.accuracy.update(predictions, batch["label"])
-        for one in self.calibration.values():
-            one.update(predictions, batch["label"])
+        for calibration in self.calibration.values():
+            calibration.update(predictions, batch["label"])
         if self.calibrate and not self.calibration:
             self.temperature_fit.update(predictions, batch["label"])
 
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the accuracies in percent, and in a test the calibration."""
-        found = {name: 100 * value for name, value in self.accuracy.compute().items()}
-        for prefix, one in self.calibration.items():
-            found |= {f"{prefix}{name}": value for name, value in one.compute().items()}
+        figures = {name: 100 * value for name, value in self.accuracy.compute().items()}
+        for prefix, calibration in self.calibration.items():
+            figures |= {f"{prefix}{name}": value for name, value in calibration.compute().items()}
         if self.calibrate and not self.calibration:
-            found["temperature"] = self.temperature_fit.compute()
-        return found
+            figures["temperature"] = self.temperature_fit.compute()
+        return figures
 
     def target_state(self) -> dict[str, Any]:
         """Return the classes, and the temperature if one was fitted."""
@@ -368,9 +368,9 @@ class ClassificationTask(ClassesTask):
     def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
         """Return the summed cross entropy and the number of images with a label."""
         labels = batch["label"]
-        known = labels >= 0
-        loss = F.cross_entropy(predictions[known].float(), labels[known], reduction="sum")
-        return loss, known.sum()
+        mask = labels >= 0
+        loss = F.cross_entropy(predictions[mask].float(), labels[mask], reduction="sum")
+        return loss, mask.sum()
 
     def reset_metrics(self) -> None:
         """Reset the metrics."""

@@ -171,11 +171,11 @@ def load_teacher(
     """
     assert options.how is not None
     with torch.random.fork_rng(devices=[]):
-        network, name, own, size = _load(options, class_names, normalisation)
+        network, name, statistics, size = _load(options, class_names, normalisation)
     _check_order(options, name, class_names, other_orders or {}, order_option)
-    teacher = Teacher(network, name, own, options.image_size or size, options.how)
+    teacher = Teacher(network, name, statistics, options.image_size or size, options.how)
     count = sum(parameter.numel() for parameter in network.parameters())
-    notes = [] if _equal(own, normalisation) else ["normalised as its own training's"]
+    notes = [] if _equal(statistics, normalisation) else ["normalised as its own training's"]
     if teacher.image_size is not None:
         notes.append(f"resized to {teacher.image_size} pixels")
     log_info(
@@ -210,8 +210,8 @@ def _load(
     assert name is not None
     network = _build_timm(name, file, class_names)
     data = data_config_of(network)
-    fixed = data["input_size"][-1] if network.pretrained_cfg.get("fixed_input_size") else None
-    return network, name, (data["mean"], data["std"]), fixed
+    size = data["input_size"][-1] if network.pretrained_cfg.get("fixed_input_size") else None
+    return network, name, (data["mean"], data["std"]), size
 
 
 def _check_order(
@@ -300,11 +300,11 @@ def _is_ours(name: str) -> bool:
 def _check_timm(name: str) -> None:
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        known = [*list_backbones(), *timm.list_models()]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        names = [*list_backbones(), *timm.list_models()]
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()"
         raise ValueError(f"{name!r} is neither a backbone here nor a network of timm; {hint}")
-    tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
+    tags = [entry.partition(".")[2] for entry in timm.list_pretrained(f"{architecture}.*")]
     if tag and tag not in tags:
         raise ValueError(
             f"timm lacks the weights {name}; of {architecture} it has: {', '.join(tags) or 'none'}"

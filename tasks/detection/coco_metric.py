@@ -62,20 +62,20 @@ class CocoMetric:
         parts = gather_objects(self.detections)
         detections = {image: rows for part in parts for image, rows in part.items()}
         truth, coco = self._truth
-        found = truth.rows(row for rows in detections.values() for row in rows)
+        results = truth.rows(row for rows in detections.values() for row in rows)
         images = [truth.images[image] for image in detections]
         ranks = {category: truth.categories[category] for category in self.category_ids}
         figures = {}
         self.class_figures = {category: {} for category in self.category_ids}
         for kind, prefix in KINDS[: 1 + self.with_masks]:
-            stats, classes = average_precisions(coco, found, images, kind, list(ranks.values()))
+            stats, classes = average_precisions(coco, results, images, kind, list(ranks.values()))
             if stats[0] < 0:
                 raise ValueError(
                     f"AP is undefined: the {len(images)} evaluated images have 0 boxes that count; "
                     "raise trainer.limit_val_batches"
                 )
-            named = zip(STATS, stats, strict=False)
-            figures.update({f"{prefix}AP{name}": value for name, value in named if value >= 0})
+            pairs = zip(STATS, stats, strict=False)
+            figures.update({f"{prefix}AP{name}": value for name, value in pairs if value >= 0})
             for category, row in self.class_figures.items():
                 of_class = classes.get(ranks[category], (None, None))
                 row |= {f"{prefix}AP": of_class[0], f"{prefix}AP50": of_class[1]}
@@ -206,8 +206,8 @@ def average_precisions(
 
 def _mean(precisions: Any) -> float | None:
     """Return the mean of precisions where ground truth exists (above -1); None without any."""
-    known = precisions[precisions > -1]
-    return float(known.mean()) if known.size else None
+    values = precisions[precisions > -1]
+    return float(values.mean()) if values.size else None
 
 
 def instances(sample: Any, category_ids: Sequence[int]) -> list[dict[str, Any]]:

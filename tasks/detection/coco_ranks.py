@@ -25,13 +25,13 @@ class RankedTruth:
         self.images, self.categories = _ranks(content["images"]), _ranks(content["categories"])
         annotations = _ranks(content["annotations"])
         self.content: dict[str, Any] = {
-            "images": [{**one, "id": self.images[one["id"]]} for one in content["images"]],
+            "images": [{**entry, "id": self.images[entry["id"]]} for entry in content["images"]],
             "categories": [
-                {**one, "id": self.categories[one["id"]]} for one in content["categories"]
+                {**entry, "id": self.categories[entry["id"]]} for entry in content["categories"]
             ],
             "annotations": [
-                {**one, "id": annotations[one["id"]], "iscrowd": int(one.get("iscrowd", 0))}
-                for one in self.rows(content["annotations"])
+                {**entry, "id": annotations[entry["id"]], "iscrowd": int(entry.get("iscrowd", 0))}
+                for entry in self.rows(content["annotations"])
             ],
         }
 

@@ -26,8 +26,8 @@ FAMILY = Family(
     batch={"inputs": "list of (3, H, W)", "data_samples": "list of DetDataSample"},
     targets=("classes",),
     metrics=tuple(
-        Metric(ours, TITLES.get(ours, ""), published=theirs, scale=100)
-        for ours, theirs in (
+        Metric(ours, TITLES.get(ours, ""), published=paper_name, scale=100)
+        for ours, paper_name in (
             *((f"mask_AP{end}", f"ap{end}_mask" if end else "ap_mask") for end in ENDS[:3]),
             *((f"AP{end}", f"ap{end}") for end in ENDS),
         )

@@ -31,24 +31,24 @@ def draw_instances(
         colours: Colour per class.
         masks: Their masks.
     """
-    own = [tuple(colours[label]) for label in labels]
+    box_colours = [tuple(colours[label]) for label in labels]
     canvas, factor = enlarge(picture)
     if masks is not None:
-        canvas = tint(canvas, list(masks), own)
+        canvas = tint(canvas, list(masks), box_colours)
     draw, font = ImageDraw.Draw(canvas), load_font(13)
     scaled = []
-    for box, colour in zip(boxes, own, strict=True):
+    for box, colour in zip(boxes, box_colours, strict=True):
         x1, y1, x2, y2 = (float(value) * factor for value in box)
         scaled.append((x1, y1, max(x1, x2), max(y1, y2)))
         draw.rectangle(scaled[-1], outline=colour, width=2)
-    taken: list[Box] = []
-    for edges, colour, caption in zip(scaled, own, captions, strict=True):
+    areas: list[Box] = []
+    for edges, colour, caption in zip(scaled, box_colours, captions, strict=True):
         caption = shorten(caption, canvas.width - 2 * PADDING, font)
         size = (font.getlength(caption) + 2 * PADDING, 15.0)
-        area = _free_place(edges, size, canvas.size, taken)
+        area = _free_place(edges, size, canvas.size, areas)
         if area is None:  # the colour of the box still shows its class
             continue
-        taken.append(area)
+        areas.append(area)
         if caption:
             draw.rectangle(area, fill=colour)
             draw.text((area[0] + PADDING, area[1]), caption, fill="white", font=font)
@@ -63,7 +63,7 @@ def _free_place(
     The area lies inside the picture and clear of other captions; None if the picture is full.
     """
     (x1, y1, x2, y2), (width, height) = box, size
-    left = min(max(0.0, x1), max(0.0, canvas[0] - width))
+    x_start = min(max(0.0, x1), max(0.0, canvas[0] - width))
     right = min(max(0.0, x2 - width), max(0.0, canvas[0] - width))
     highest = max(0.0, canvas[1] - height)
     lines = [place * (height + 1) for place in range(int(highest // (height + 1)) + 1)]
@@ -71,8 +71,8 @@ def _free_place(
     places = [
         (x, min(max(0.0, y), highest))
         for y in (y1 - height, y2 + 1, y1, y2 - height, *lines)
-        for x in (left, right)
+        for x in (x_start, right)
     ]
     areas = ((x, y, x + width, y + height) for x, y in places)
-    free = (area for area in areas if not any(overlap(area, other) for other in taken))
-    return next(free, None)
+    spots = (area for area in areas if not any(overlap(area, blocker) for blocker in taken))
+    return next(spots, None)

@@ -89,9 +89,9 @@ class DetectionTask(ClassesTask):
     def compute_metrics(self) -> dict[str, torch.Tensor]:
         """Return COCO's figures, in [0, 1]."""
         figures = self.metric.compute()
-        found = self.metric.class_figures
+        class_figures = self.metric.class_figures
         self.class_figures = [
-            {"class": name, **found[category]}
+            {"class": name, **class_figures[category]}
             for name, category in zip(self.class_names, self.metric.category_ids, strict=True)
         ]
         return {name: value.to(self.device) for name, value in figures.items()}
@@ -119,19 +119,19 @@ class DetectionTask(ClassesTask):
 
     def answer(self, row: Row) -> str:
         """Return the number of objects per class with a score above 0.3."""
-        found = Counter(r["class"] for r in row["detections"] if r["score"] > PREVIEW_SCORE)
-        named = ", ".join(f"{count} {name}" for name, count in found.most_common())
-        objects = "object" if found.total() == 1 else "objects"
-        return f"{found.total()} {objects} above {PREVIEW_SCORE}{': ' * bool(named)}{named}"
+        counts = Counter(r["class"] for r in row["detections"] if r["score"] > PREVIEW_SCORE)
+        text = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        objects = "object" if counts.total() == 1 else "objects"
+        return f"{counts.total()} {objects} above {PREVIEW_SCORE}{': ' * bool(text)}{text}"
 
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
         """Write coco_results.json, a list of detections with the data set's category ids."""
         ids = dict(zip(self.class_names, self.category_ids, strict=True))
         results = (
-            {"image_id": row["image_id"], "category_id": ids[found["class"]]}
-            | {key: value for key, value in found.items() if key != "class"}
+            {"image_id": row["image_id"], "category_id": ids[detection["class"]]}
+            | {key: value for key, value in detection.items() if key != "class"}
             for row in rows
-            for found in row["detections"]
+            for detection in row["detections"]
         )
         with whole_file(folder / "coco_results.json") as file:
             file.write(b"[")
@@ -150,19 +150,19 @@ class DetectionTask(ClassesTask):
         pictures = []
         for sample, truth in zip(self.model.predict(batch), truths, strict=True):
             photo = open_upright(sample.img_path)
-            found = _to_draw(sample.pred_instances).cpu()
+            preds = _to_draw(sample.pred_instances).cpu()
             captions = [
                 f"{self.class_names[label]} {score:.2f}"
-                for label, score in zip(found.labels.tolist(), found.scores.tolist(), strict=True)
+                for label, score in zip(preds.labels.tolist(), preds.scores.tolist(), strict=True)
             ]
-            masks = found.masks.numpy() if "masks" in found else None
-            drawn = draw_instances(
-                photo, found.bboxes.tolist(), found.labels.tolist(), captions, colours, masks
+            masks = preds.masks.numpy() if "masks" in preds else None
+            picture = draw_instances(
+                photo, preds.bboxes.tolist(), preds.labels.tolist(), captions, colours, masks
             )
             if truth is not None and len(truth):
                 annotated = self._draw_truth(photo, truth, colours)
-                drawn = side_by_side(annotated, drawn, ("annotated", "predicted"))
-            pictures.append(drawn)
+                picture = side_by_side(annotated, picture, ("annotated", "predicted"))
+            pictures.append(picture)
         return pictures
 
     def _draw_truth(self, photo: Image.Image, truth: Any, colours: Sequence[Colour]) -> Image.Image:
@@ -174,7 +174,7 @@ class DetectionTask(ClassesTask):
         return draw_instances(photo, boxes, labels, names, colours, masks)
 
 
-def _to_draw(found: Any) -> Any:
+def _to_draw(instances: Any) -> Any:
     """Select the detections to draw: sure ones, without those that overlap a surer one."""
-    found = found[found.scores > PREVIEW_SCORE]
-    return found[nms(found.bboxes.float(), found.scores.float(), SAME_PLACE)]
+    instances = instances[instances.scores > PREVIEW_SCORE]
+    return instances[nms(instances.bboxes.float(), instances.scores.float(), SAME_PLACE)]

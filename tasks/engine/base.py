@@ -183,18 +183,18 @@ class BaseTask(Remembering, LightningModule):
         # Reading a CUDA scalar waits for the device, so only every 20th step does.
         if total.device.type == "cpu" or self.global_step % 20 == 0:
             refuse_together(loss_problem(total, self._trainer, self.global_step))
-        shown = {f"train/{name}": value.detach() for name, value in losses.items()}
-        shown["train/loss"] = total.detach()
-        shown = self._mean_of_step(shown, batch_idx)
-        self.latest_loss = shown["train/loss"]
+        figures = {f"train/{name}": value.detach() for name, value in losses.items()}
+        figures["train/loss"] = total.detach()
+        figures = self._mean_of_step(figures, batch_idx)
+        self.latest_loss = figures["train/loss"]
         if not is_logged(self.trainer, self.global_step + 1, batch_idx):
             return total  # logging takes half a millisecond in Lightning
         size = batch_size(batch)
         if self.trainer.world_size > 1:
-            shown = mean_over_processes(self.trainer.strategy, shown)
-        self.latest_loss = loss = shown.pop("train/loss")
+            figures = mean_over_processes(self.trainer.strategy, figures)
+        self.latest_loss = loss = figures.pop("train/loss")
         rate = schedule_rate(self.trainer.optimizers[0].param_groups[0])
-        self.log_dict({**shown, "train/lr": rate}, batch_size=size)
+        self.log_dict({**figures, "train/lr": rate}, batch_size=size)
         self.log("train/loss", loss, prog_bar=True, batch_size=size)
         return total
 
@@ -206,7 +206,7 @@ class BaseTask(Remembering, LightningModule):
         if len(self._losses_of_step) == 1:
             return losses
         return {
-            name: torch.stack([each[name] for each in self._losses_of_step if name in each]).mean()
+            name: torch.stack([part[name] for part in self._losses_of_step if name in part]).mean()
             for name in losses
         }
 
@@ -267,8 +267,8 @@ class BaseTask(Remembering, LightningModule):
         self._second_metrics = None
         if self.ema is None:
             return
-        fitting = self.trainer.state.fn == TrainerFn.FITTING
-        if self.ema.report == "best" and self.ema.tensors and fitting:
+        is_training = self.trainer.state.fn == TrainerFn.FITTING
+        if self.ema.report == "best" and self.ema.tensors and is_training:
             stores = (*self.metric_stores, "loss_sum", "loss_count")
             self._second_metrics = SecondMetrics(self, stores)
         elif self.ema.is_reported:
@@ -398,8 +398,8 @@ class BaseTask(Remembering, LightningModule):
         """Name the files of the predictions after the datamodule's inputs."""
         trainer: Any = self.trainer
         # A user's loaders are unnamed.
-        named = getattr(trainer.datamodule, "predict_names", list)
-        self._files = OutputFiles(Path(trainer.default_root_dir), named())
+        names = getattr(trainer.datamodule, "predict_names", list)
+        self._files = OutputFiles(Path(trainer.default_root_dir), names())
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
         """Predict a batch of the trainer's datamodule; write arrays to files of the run."""
@@ -408,7 +408,7 @@ class BaseTask(Remembering, LightningModule):
             return []
         broken = batch.pop(UNREADABLE, ())
         rows = self.describe_to(batch, trainer.datamodule, self._files) if batch else []
-        return rows + [{"input": one.name, UNREADABLE: one.reason} for one in broken]
+        return rows + [{"input": sample.name, UNREADABLE: sample.reason} for sample in broken]
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return predictions as plain values, one dict per input with its name as ``image``."""
@@ -497,19 +497,19 @@ class BaseTask(Remembering, LightningModule):
         """
         from backbones.checkpoints.behaviour import describe_answers, describe_change
 
-        theirs, ours = (one.get(FINGERPRINT) for one in (checkpoint.record, self.fingerprint))
+        before, now = (record.get(FINGERPRINT) for record in (checkpoint.record, self.fingerprint))
         path = checkpoint.path
-        if not theirs or not ours or not describe_answers(path, theirs["answers"], ours["answers"]):
+        if not before or not now or not describe_answers(path, before["answers"], now["answers"]):
             return
         # With the checkpoint's options and forms, which may be of an earlier version.
-        changed = describe_change(path, checkpoint.record, self.model.backbone.create)
-        if changed and resumes:
+        change = describe_change(path, checkpoint.record, self.model.backbone.create)
+        if change and resumes:
             raise ValueError(
-                f"{changed}; restore that code to resume, or start a new run from the weights by "
+                f"{change}; restore that code to resume, or start a new run from the weights by "
                 f"backbone.pretrained={path}"
             )
-        if changed:
-            warnings.warn(changed, stacklevel=2)
+        if change:
+            warnings.warn(change, stacklevel=2)
 
     def config(self) -> dict[str, Any]:
         """Return the config that rebuilds this task; empty if a part is not of this project."""

@@ -110,8 +110,8 @@ def readable(name: str) -> str:
 
 @functools.cache
 def _lemmas() -> dict[str, str]:
-    known: Any = ImageNetInfo("imagenet-22k")
-    return {name: known.label_name_to_description(name) for name in known.label_names()}
+    info: Any = ImageNetInfo("imagenet-22k")
+    return {name: info.label_name_to_description(name) for name in info.label_names()}
 
 
 def classes_of(checkpoint: Checkpoint) -> Classes | None:
@@ -172,10 +172,10 @@ def check_classes(
         lists = f"checkpoint: {', '.join(trained)}; data: {', '.join(data)}"
     else:
         lists = _differences(trained, data)
-    fitting = [order for order, found in (others or {}).items() if found == trained]
+    orders = [order for order, order_names in (others or {}).items() if order_names == trained]
     remedy = (
-        f"pass {option}={fitting[0]}"
-        if fitting
+        f"pass {option}={orders[0]}"
+        if orders
         else "pass data with the classes of the checkpoint, in its order"
     )
     raise ValueError(f"{source} was trained on {how} ({lists}); {remedy}")
@@ -211,6 +211,6 @@ def _differences(trained: Sequence[str], data: Sequence[str]) -> str:
         for i in range(count)
     ]
     differ = [(i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1]]
-    shown = "; ".join(f"{i}: {one} there, {other} here" for i, one, other in differ[:SHOWN])
+    examples = "; ".join(f"{i}: {before} there, {now} here" for i, before, now in differ[:SHOWN])
     more = "; ..." if len(differ) > SHOWN else ""
-    return f"{len(differ)} of {count} labels differ, checkpoint against data: {shown}{more}"
+    return f"{len(differ)} of {count} labels differ, checkpoint against data: {examples}{more}"

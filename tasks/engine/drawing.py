@@ -39,9 +39,9 @@ def draw_bands(values: NDArray[Any]) -> Image.Image:
 
     It shows the first three bands as red, green and blue; of one or two the first in grey.
     """
-    shown = values[:, :, : 3 if values.shape[2] > 2 else 1]
-    low, high = np.percentile(shown, STRETCH, axis=(0, 1))
-    stretched = (shown - low) / np.maximum(high - low, TINY)
+    bands = values[:, :, : 3 if values.shape[2] > 2 else 1]
+    low, high = np.percentile(bands, STRETCH, axis=(0, 1))
+    stretched = (bands - low) / np.maximum(high - low, TINY)
     pixels = (stretched.clip(0, 1) * 255).round().astype(np.uint8)
     return Image.fromarray(np.repeat(pixels, 3 // pixels.shape[2], axis=2))
 
@@ -52,8 +52,8 @@ def shorten(name: str, width: float, font: Font) -> str:
         return name
 
     def cut(left_out: int) -> str:
-        kept = len(name) - left_out
-        return name[: (kept + 1) // 2].rstrip() + DOTS + name[len(name) - kept // 2 :].lstrip()
+        length = len(name) - left_out
+        return name[: (length + 1) // 2].rstrip() + DOTS + name[len(name) - length // 2 :].lstrip()
 
     fewer = range(1, len(name))
     place = bisect.bisect_left(fewer, True, key=lambda n: font.getlength(cut(n)) <= width)

@@ -175,11 +175,11 @@ class Family:
 
     def metric(self, name: str) -> Metric:
         """Return a metric by name; unlisted ones follow the monitored one, losses are minimised."""
-        known = {metric.name: metric for metric in self.metrics}
-        if name in known:
-            return known[name]
+        metrics = {metric.name: metric for metric in self.metrics}
+        if name in metrics:
+            return metrics[name]
         is_loss = name.rpartition("/")[2] == "loss" or name.endswith("_loss")
-        return Metric(name, direction="min" if is_loss else known[self.monitor].direction)
+        return Metric(name, direction="min" if is_loss else metrics[self.monitor].direction)
 
     def direction(self, name: str) -> Direction:
         """Return "max" or "min" for the name of a metric."""
@@ -210,11 +210,11 @@ class Family:
         """
         if modality == self.modality:
             return
-        shown = [*fitting[:5], *(["..."] if len(fitting) > 5 else [])]
+        names = [*fitting[:5], *(["..."] if len(fitting) > 5 else [])]
         raise ValueError(
             f"task={self.name} takes {plural(self.modality)}, but {host} is a backbone for "
             f"{plural(modality)}; pass backbone="
-            f"{', '.join(shown) if shown else f'<a host for {plural(self.modality)}>'}"
+            f"{', '.join(names) if names else f'<a host for {plural(self.modality)}>'}"
         )
 
 

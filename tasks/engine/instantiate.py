@@ -47,12 +47,12 @@ def has_default(options: Mapping[str, Any], group: str, name: str) -> bool:
     Raises:
         ValueError: A target that is not allowed.
     """
-    known = defaults(_factory(options, group))
-    return name in known and _plain(known[name]) == _plain(options[name])
+    values = defaults(_factory(options, group))
+    return name in values and _as_lists(values[name]) == _as_lists(options[name])
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def check_group(options: Mapping[str, Any], group: str) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def check_target(config: Mapping[str, Any], group: str) -> str:
     """
     target = current_target(config.get("_target_"))
     if not _is_allowed(target, group):
-        allowed = allowed_targets(group)
-        choice = f"one of {listed(allowed)}" if allowed else "left out"
+        targets = allowed_targets(group)
+        choice = f"one of {listed(targets)}" if targets else "left out"
         raise ValueError(
             f"{group}._target_={target} is refused: it must be {choice}; CONTRIBUTING.md says "
             "where a class of your own goes"
@@ -137,7 +137,7 @@ def allowed_targets(group: str) -> tuple[str, ...]:
     package = {"head": HEADS, "data.augmentation": TRANSFORMS}.get(group)
     lists = read_declarations(package, r"^TARGETS = (\(.*\))") if package else ()
     return tuple(
-        sorted(f"{module}.{name}" for module, one in lists for name in ast.literal_eval(one))
+        sorted(f"{module}.{name}" for module, text in lists for name in ast.literal_eval(text))
     )
 
 

@@ -63,9 +63,9 @@ def build_backbone(config: RunConfig, data: Any = None) -> Backbone:
     options = dict(config.backbone)
     decided = getattr(data, "backbone_arguments", {}) if data is not None else {}
     options |= {key: value for key, value in decided.items() if key in options}
-    kept = config.keep_classifier and options.get("pretrained")
+    keeps_classifier = config.keep_classifier and options.get("pretrained")
     with weights_follow():  # run.py refuses adapters of random weights
-        return create_backbone(**{**options, **({"pretrained": None} if kept else {})})
+        return create_backbone(**{**options, **({"pretrained": None} if keeps_classifier else {})})
 
 
 def build_task(config: RunConfig, data: Any, backbone: Backbone | None = None) -> BaseTask:
@@ -123,9 +123,9 @@ def open_task(path: str | Path) -> BaseTask:
     Raises:
         ValueError: The file lacks the config of its task.
     """
-    found = open_saved(path)
-    checkpoint = found.checkpoint
-    saved = _config_in(checkpoint) if found.run is None else found.run.config
+    saved_model = open_saved(path)
+    checkpoint = saved_model.checkpoint
+    saved = _config_in(checkpoint) if saved_model.run is None else saved_model.run.config
     targets = read_targets(saved["task"], checkpoint)
     if targets is None:
         raise ValueError(
@@ -217,7 +217,7 @@ def usual_data(names: Collection[str], img_size: Any) -> dict[str, Any]:
 def usual_datamodule(task: BaseTask) -> Any:
     """Build a datamodule for a task that was trained without one."""
     size = getattr(getattr(task.model, "backbone", None), "img_size", None)
-    names = [f"{one.__module__}.{one.__qualname__}" for one in type(task).__mro__]
+    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(task).__mro__]
     data = build(usual_data(names, size), "data", seed=0)
     data.predict_only(**task.target_arguments())
     return data
@@ -250,15 +250,15 @@ def task_from_file(kind: type[Any], path: str | Path, options: dict[str, Any]) -
         task = kind(**options)
         task.load_weights(path)
         return task
-    found = open_task(path)
+    result = open_task(path)
     if options:
         raise ValueError(
             f"{path} defines {', '.join(options)}; to change them, pass the model and all other "
             "arguments of the class"
         )
-    if not isinstance(found, kind):
-        raise ValueError(f"{path} belongs to a {type(found).__name__}, not to a {kind.__name__}")
-    return found
+    if not isinstance(result, kind):
+        raise ValueError(f"{path} belongs to a {type(result).__name__}, not to a {kind.__name__}")
+    return result
 
 
 def _device(name: str | torch.device) -> torch.device:

@@ -31,8 +31,8 @@ def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
             f"{batch_size(batch)}; pass data.batch_size=2 or more, or for UperNet "
             "head.group_norm=true"
         ) from error
-    own = (part.take_penalty() for part in model.modules() if isinstance(part, Mixer))
-    if auxiliary := [loss for loss in own if loss is not None]:
+    penalties = (part.take_penalty() for part in model.modules() if isinstance(part, Mixer))
+    if auxiliary := [loss for loss in penalties if loss is not None]:
         losses = {**losses, "auxiliary_loss": torch.stack(auxiliary).sum()}
     parts = [value for name, value in losses.items() if "loss" in name]
     return losses, torch.stack(parts).sum()
@@ -45,9 +45,9 @@ def loss_problem(loss: Tensor, trainer: Any, step: int) -> str | None:
         return None
     folder = None if trainer is None else Path(trainer.default_root_dir) / "checkpoints"
     is_saved = folder is not None and any(folder.glob("*.ckpt"))
-    left = "the last checkpoint stays" if is_saved else "before the first checkpoint"
+    remark = "the last checkpoint stays" if is_saved else "before the first checkpoint"
     return (
-        f"the loss is {value} at step {step}; training stops here, {left}. Lower optimizer.lr, "
+        f"the loss is {value} at step {step}; training stops here, {remark}. Lower optimizer.lr, "
         "lengthen schedule.warmup, or set trainer.gradient_clip_val"
     )
 

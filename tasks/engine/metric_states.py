@@ -30,4 +30,4 @@ def kept_states(module: nn.Module) -> Iterator[None]:
 def _moved(state: Any, device: Any) -> Any:
     if isinstance(state, Tensor):
         return state.to(device)
-    return [each.to(device) for each in state]
+    return [part.to(device) for part in state]

@@ -61,29 +61,29 @@ def take_preprocessing(
         return None
     values, source = expected_preprocessing(backbone, weights)
     if augmentation is None:
-        group, taken = "head.model.data_preprocessor", _take_dense(head, values)
+        group, settings = "head.model.data_preprocessor", _take_dense(head, values)
     else:
-        group, taken = "data.augmentation", _take(data, augmentation, values)
-    if not taken:
+        group, settings = "data.augmentation", _take(data, augmentation, values)
+    if not settings:
         return None
-    typed = ", ".join(f"{key}={_format(value)}" for key, value in taken.items())
-    return f"Preprocessing of the weights: {group}: {typed} ({source})"
+    text = ", ".join(f"{key}={_format(value)}" for key, value in settings.items())
+    return f"Preprocessing of the weights: {group}: {text} ({source})"
 
 
 def _take(data: dict[str, Any], augmentation: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {one.name for one in fields(augmentation)} if is_dataclass(augmentation) else set()
+    names = {field.name for field in fields(augmentation)} if is_dataclass(augmentation) else set()
     kind = type(augmentation)
     before = data["augmentation"] or {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
-    taken = {
-        key: _plain(value)
+    settings = {
+        key: _as_list(value)
         for key, value in values.items()
         if key in names
         and key not in before
-        and _plain(value) != _plain(getattr(augmentation, key))
+        and _as_list(value) != _as_list(getattr(augmentation, key))
     }
-    if taken:
-        data["augmentation"] = {**before, **taken}
-    return taken
+    if settings:
+        data["augmentation"] = {**before, **settings}
+    return settings
 
 
 def _take_dense(head: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,14 +91,14 @@ def _take_dense(head: dict[str, Any], values: Mapping[str, Any]) -> dict[str, An
     before = model.get(DENSE) or {}
     if any(str(key).startswith(DENSE) for key in head.get("options") or {}):
         return {}
-    taken = {
+    settings = {
         key: [round(255 * value, 6) for value in values[key]]
         for key, usual in IMAGENET.items()
         if key in values and key not in before and tuple(values[key]) != usual
     }
-    if taken:
-        head["model"] = {**model, DENSE: {**before, **taken}}
-    return taken
+    if settings:
+        head["model"] = {**model, DENSE: {**before, **settings}}
+    return settings
 
 
 def _recorded(weights: str | Path | Checkpoint) -> dict[str, Any] | None:
@@ -124,8 +124,8 @@ def _statistics(config: Mapping[str, Any]) -> dict[str, Any] | None:
     dense = (head.get("model") or {}).get(DENSE) or {}
     scaled = {key: [value / 255 for value in values] for key, values in dense.items()
               if key in IMAGENET}  # fmt: skip
-    typed = data.get("augmentation") or {}
-    return {key: typed.get(key) or scaled.get(key) or usual for key, usual in IMAGENET.items()}
+    options = data.get("augmentation") or {}
+    return {key: options.get(key) or scaled.get(key) or usual for key, usual in IMAGENET.items()}
 
 
 def _hub_statistics(file: Path) -> dict[str, Any] | None:
@@ -137,10 +137,10 @@ def _hub_statistics(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def _plain(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, list | tuple) else value
 
 
 def _format(value: Any) -> str:
-    listed = isinstance(value, list)
-    return f"[{','.join(f'{part:g}' for part in value)}]" if listed else str(value)
+    is_list = isinstance(value, list)
+    return f"[{','.join(f'{part:g}' for part in value)}]" if is_list else str(value)

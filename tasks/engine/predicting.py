@@ -54,7 +54,7 @@ def predicted_rows(task: BaseTask, data: Any, describe: Describe) -> Iterator[Ro
             with reported(task.ema, task.model), torch.no_grad():
                 rows = describe(data.normalise(task.move_batch(batch)), data)
         yield from rows
-        yield from ({"input": one.name, UNREADABLE: one.reason} for one in broken)
+        yield from ({"input": sample.name, UNREADABLE: sample.reason} for sample in broken)
 
 
 def stream(task: BaseTask, data: Any) -> Iterator[Row]:

@@ -46,7 +46,7 @@ class Forecast:
 
     def plain(self) -> dict[str, Any]:
         """Return time stamps, as the file writes them, and values as lists."""
-        found: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time_column": self.past.stamps.column,
             "times": self.past.stamps.texts(self.times),
             "forecast": _by_name(self.names, self.values),
@@ -55,11 +55,11 @@ class Forecast:
             by_level = {
                 level: _by_name(self.names, values) for level, values in self.quantiles.items()
             }
-            found["quantiles"] = {
+            entry["quantiles"] = {
                 name: {f"{level:g}": by_level[level][name] for level in by_level}
                 for name in self.names
             }
-        return found
+        return entry
 
 
 def _by_name(names: tuple[str, ...], values: Values) -> dict[str, list[float]]:
@@ -76,13 +76,13 @@ def draw(forecast: Forecast) -> Image.Image:
     plt = load_pyplot()
 
     count = len(forecast.names)
-    shown = range(count) if count <= MOST else [*range(MOST - 1), count - 1]
+    indices = range(count) if count <= MOST else [*range(MOST - 1), count - 1]
     figure, axes = plt.subplots(
-        len(shown), 1, figsize=(9, 0.8 + 1.7 * len(shown)), sharex=True, squeeze=False,
+        len(indices), 1, figsize=(9, 0.8 + 1.7 * len(indices)), sharex=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     times = forecast.times
-    for axis, index in zip(axes[:, 0], shown, strict=True):
+    for axis, index in zip(axes[:, 0], indices, strict=True):
         name = forecast.names[index]
         past = forecast.past.values[:, forecast.past.names.index(name)]
         axis.plot(forecast.past.dates(), past, color="0.45", label="past", linewidth=1)
@@ -106,13 +106,13 @@ def draw(forecast: Forecast) -> Image.Image:
         places = untyped.AutoDateLocator(maxticks=10)
         axes[-1, 0].xaxis.set_major_locator(places)
         axes[-1, 0].xaxis.set_major_formatter(untyped.ConciseDateFormatter(places))
-    axes[0, 0].set_title(_short(forecast.name), fontsize=9, loc="left")
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=110)
+    axes[0, 0].set_title(_short_name(forecast.name), fontsize=9, loc="left")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110)
     plt.close(figure)
-    return Image.open(drawn).convert("RGB")
+    return Image.open(buffer).convert("RGB")
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """Return the name of a series without the folders of its file."""
     return name.rpartition("/")[2]

@@ -98,13 +98,13 @@ class ForecastingTask(BaseTask):
         """Return the metrics of parts of the horizon."""
         rows, parts = self.class_figures, min(SHOWN_PARTS, len(self.class_figures))
         ends = [len(rows) * (part + 1) // parts for part in range(parts)]
-        shown = []
+        table = []
         for begin, end in zip([0, *ends], ends, strict=False):
             part, names = rows[begin:end], list(rows[0])[1:]
             means = {name: sum(row[name] for row in part) / len(part) for name in names}
             label = f"{begin + 1}-{end}" if end > begin + 1 else str(end)
-            shown.append({"steps of the horizon": label, **means})
-        return shown
+            table.append({"steps of the horizon": label, **means})
+        return table
 
     def reset_metrics(self) -> None:
         """Reset the sums."""
@@ -150,20 +150,20 @@ class ForecastingTask(BaseTask):
                 f"{self.model.targets}; pass data.targets=[...]"
             )
 
-        step, other = facts.get("step"), self.series_facts.get("step")
-        if step and other and step != other:
-            log_info(f"{checkpoint.path} was trained on steps of {step}; the data's are {other}")
+        step, spacing = facts.get("step"), self.series_facts.get("step")
+        if step and spacing and step != spacing:
+            log_info(f"{checkpoint.path} was trained on steps of {step}; the data's are {spacing}")
 
     def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
         """Load as ``BaseTask`` does, and files of FFNet's authors that hold the whole network."""
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
         if self.model.backbone.is_official(opened.tensors):
-            given = self.model.backbone.convert_state_dict(dict(opened.state_dict))
-            named = {
+            state_dict = self.model.backbone.convert_state_dict(dict(opened.state_dict))
+            tensors = {
                 key if key.startswith(WHOLE) else f"backbone.{key}": value
-                for key, value in given.items()
+                for key, value in state_dict.items()
             }
-            opened = dataclasses.replace(opened, given=named)
+            opened = dataclasses.replace(opened, weights=tensors)
         super().load_weights(opened, converted=converted)
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
@@ -172,19 +172,19 @@ class ForecastingTask(BaseTask):
         Times are in the file's format, values in its units; ``time_column`` names the times. With
         quantiles there are also ``quantiles``, by variable and level.
         """
-        return [{"input": one.name, **one.plain()} for one in self._forecasts(batch, datamodule)]
+        return [{"input": item.name, **item.plain()} for item in self._forecasts(batch, datamodule)]
 
     def _forecasts(self, batch: Batch, datamodule: Any) -> list[Forecast]:
         predicted = self.model.predict(batch).double().cpu()
         samples = batch["sample_id"].tolist()
         names = input_names(batch, datamodule, self.family.modality)
         count, scaling = self.model.targets, datamodule.scaling
-        found = []
+        forecasts = []
         for index, (sample, name) in enumerate(zip(samples, names, strict=True)):
             point = point_forecast(predicted[index], self.model.quantiles)
             levels = predicted[index].movedim(-1, 0) if self.model.quantiles else ()
             truth = batch["future"][index].double().cpu() if "future" in batch else None
-            found.append(
+            forecasts.append(
                 Forecast(
                     name=name,
                     past=datamodule.predicted_table(sample),
@@ -197,7 +197,7 @@ class ForecastingTask(BaseTask):
                     },
                 )
             )
-        return found
+        return forecasts
 
     def answer(self, row: Row) -> str:
         """Return the period and the first and last values of the first variable."""
@@ -215,7 +215,7 @@ class ForecastingTask(BaseTask):
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
         """Draw past, forecast and, if known, truth of some variables of each series."""
-        return [draw(one) for one in self._forecasts(batch, datamodule)]
+        return [draw(forecast) for forecast in self._forecasts(batch, datamodule)]
 
 
 def to_csv(row: Row) -> str:

@@ -40,28 +40,28 @@ def write_latents(
     made_by: dict[str, Any] = {"image_size": data.image_size, "mirrored": data.flip}
     if model.has_vae:
         made_by["vae"] = digest(model.vae_tensors())
-    changed = differences(data.latents, made_by)
-    if changed:
+    change = differences(data.latents, made_by)
+    if change:
         raise ValueError(
-            f"data.latents={data.latents} holds other latents ({changed}); pass another folder"
+            f"data.latents={data.latents} holds other latents ({change}); pass another folder"
         )
     if not model.has_vae:
         return
     if rank == 0:
         scale = {"scale": model.latent_scale, "shift": model.latent_shift}
         write_record(data.latents, made_by | scale)
-    own = data.images()[rank::processes]
-    missing = [file for file in own if not data.latent_file(file).is_file()]
-    started = shown = time.monotonic()
+    files = data.images()[rank::processes]
+    missing = [file for file in files if not data.latent_file(file).is_file()]
+    started = last_message = time.monotonic()
     for start in range(0, len(missing), BATCH):
-        chosen = missing[start : start + BATCH]
-        _write(model, data, chosen, device)
-        now, done = time.monotonic(), start + len(chosen)
-        if rank == 0 and (now - shown > EVERY or done == len(missing)):
-            shown, rate = now, done / (now - started)
+        batch = missing[start : start + BATCH]
+        _write(model, data, batch, device)
+        now, count = time.monotonic(), start + len(batch)
+        if rank == 0 and (now - last_message > EVERY or count == len(missing)):
+            last_message, rate = now, count / (now - started)
             log(
-                f"Latents of {done:,} of {len(missing):,} images in {data.latents}, "
-                f"{duration((len(missing) - done) / rate)} left"
+                f"Latents of {count:,} of {len(missing):,} images in {data.latents}, "
+                f"{duration((len(missing) - count) / rate)} left"
             )
 
 

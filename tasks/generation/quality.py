@@ -61,8 +61,8 @@ def kid(one: Tensor, other: Tensor) -> float:
         return torch.stack(parts).sum()
 
     def within(x: Tensor) -> Tensor:
-        own = ((x.square().sum(1) / x.shape[1] + 1) ** 3).sum()
-        return (total(x, x) - own) / (len(x) * (len(x) - 1))
+        diagonal = ((x.square().sum(1) / x.shape[1] + 1) ** 3).sum()
+        return (total(x, x) - diagonal) / (len(x) * (len(x) - 1))
 
     between = total(one, other) / (len(one) * len(other))
     return (within(one) + within(other) - 2 * between).item()
@@ -175,9 +175,9 @@ def extract(
     while batch := [image.expand(3, -1, -1) for image in itertools.islice(rest, BATCH)]:
         sizes = {tuple(image.shape[1:]) for image in batch}
         if len(sizes) > 1:
-            shown = " and ".join(f"{height} x {width}" for height, width in sorted(sizes)[:2])
-            raise ValueError(f"FID compares images of one size; found images of {shown} pixels")
-        one, other = extractor(torch.stack(batch).to(device))
-        features.append(one.cpu())
-        logits.append(other.cpu())
+            text = " and ".join(f"{height} x {width}" for height, width in sorted(sizes)[:2])
+            raise ValueError(f"FID compares images of one size; found images of {text} pixels")
+        batch_features, batch_logits = extractor(torch.stack(batch).to(device))
+        features.append(batch_features.cpu())
+        logits.append(batch_logits.cpu())
     return torch.cat(features), torch.cat(logits)

@@ -19,12 +19,12 @@ RECORD = "made_by.json"
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """Return 16 digits that tell sets of tensors apart."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        found.update(name.encode())
+        checksum.update(name.encode())
         flat = value.detach().cpu().contiguous().reshape(-1)
-        found.update(flat.view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+        checksum.update(flat.view(torch.uint8).numpy().tobytes())
+    return checksum.hexdigest()[:16]
 
 
 def differences(folder: Path, made_by: Mapping[str, Any]) -> str:

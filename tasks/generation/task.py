@@ -161,42 +161,42 @@ class GenerationTask(BaseTask):
         if stage != "predict" and not self.model.has_vae and hasattr(data, "check_latents"):
             data.check_latents()
         if stage != "predict" and hasattr(data, "set_latent_scale"):
-            own = self.model.latent_scale, self.model.latent_shift
+            scaling = self.model.latent_scale, self.model.latent_shift
             recorded = recorded_scale(data.latents or data.folder)
-            data.set_latent_scale(own if self.model.has_vae else recorded)
+            data.set_latent_scale(scaling if self.model.has_vae else recorded)
         if stage != "predict" and getattr(data, "latents", None) is not None:
             device = trainer.strategy.root_device
             write_latents(self.model, data, device, trainer.global_rank, trainer.world_size)
             trainer.strategy.barrier("latents")
 
     def _compare_samples(self, trainer: Any) -> dict[str, Tensor]:
-        own = Path(trainer.default_root_dir) / SAMPLES
-        folder = own if self.samples_folder is None else Path(self.samples_folder)
+        run_samples = Path(trainer.default_root_dir) / SAMPLES
+        folder = run_samples if self.samples_folder is None else Path(self.samples_folder)
         if trainer.is_global_zero:
-            self.claim_samples(folder, own=folder == own)
+            self.claim_samples(folder, own=folder == run_samples)
         trainer.strategy.barrier("record of the samples")
         files = self.draw_samples(folder, trainer.global_rank, trainer.world_size)
         trainer.strategy.barrier("samples")
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         data = trainer.datamodule
         compared = {"kid": "validation images", "recognised": self.classifier,
                     "fid": self.reference or "validation images"}  # fmt: skip
         real = data.real_images()
         if real is not None:
-            found["kid"] = pixel_kid(map(_read, files), real)
+            figures["kid"] = pixel_kid(map(_read, files), real)
         if self.classifier:
-            found["recognised"] = self._recognised(files, self.classifier)
+            figures["recognised"] = self._recognised(files, self.classifier)
         if self.inception:
             extractor = load_extractor(Path(self.inception)).to(self.device)
             features, logits = extract(extractor, map(_read, files), self.device)
-            found["is"] = inception_score(logits)
-            found["fid"] = fid(statistics(features), self._reference(extractor, data))
+            figures["is"] = inception_score(logits)
+            figures["fid"] = fid(statistics(features), self._reference(extractor, data))
         self.class_figures = [
             {"metric": name, "value": value, "samples": len(files),
              "compared with": compared.get(name) or "themselves"}
-            for name, value in found.items()
+            for name, value in figures.items()
         ]  # fmt: skip
-        return {name: torch.tensor(value) for name, value in found.items()}
+        return {name: torch.tensor(value) for name, value in figures.items()}
 
     def _recognised(self, files: Sequence[Path], run: str) -> float:
         """Return the share of samples, in percent, that a classifier assigns to their class."""
@@ -208,9 +208,9 @@ class GenerationTask(BaseTask):
                 f"task.classifier={run} lacks the class {lacking[0]}; pass a run of "
                 "task=classification on the same classes"
             )
-        wanted = [self.class_names[int(file.stem.rpartition("_")[2])] for file in files]
+        class_names = [self.class_names[int(file.stem.rpartition("_")[2])] for file in files]
         rows = classifier.stream([str(file) for file in files])
-        hits = [row["classes"][0] == own for row, own in zip(rows, wanted, strict=True)]
+        hits = [row["classes"][0] == name for row, name in zip(rows, class_names, strict=True)]
         return 100 * sum(hits) / len(hits)
 
     def _reference(self, extractor: Any, data: Any) -> Statistics:
@@ -221,8 +221,8 @@ class GenerationTask(BaseTask):
         if path is None:
             images = data.real_images()
         else:
-            known = Image.registered_extensions()
-            files = sorted(one for one in path.rglob("*") if one.suffix.lower() in known)
+            suffixes = Image.registered_extensions()
+            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes)
             if len(files) < 2:
                 raise ValueError(f"task.reference={path} holds {len(files)} images; it needs many")
             images = map(_read, files)
@@ -241,12 +241,12 @@ class GenerationTask(BaseTask):
             ValueError: Another folder holds samples of another model, or of other settings.
         """
         made_by = {**self.model.sampling, "weights": digest(self.model.state_dict())}
-        changed = differences(folder, made_by)
-        if changed and not own:
+        change = differences(folder, made_by)
+        if change and not own:
             raise ValueError(
-                f"task.samples_folder={folder} holds other samples ({changed}); pass another folder"
+                f"task.samples_folder={folder} holds other samples ({change}); pass another folder"
             )
-        if changed:
+        if change:
             shutil.rmtree(folder)
         write_record(folder, made_by)
 
@@ -266,17 +266,17 @@ class GenerationTask(BaseTask):
         generator = torch.Generator().manual_seed(0)
         labels = torch.randint(self.model.num_classes, (self.num_samples,), generator=generator)
         files = [folder / f"{index:06d}_{label}.png" for index, label in enumerate(labels.tolist())]
-        own = range(rank, self.num_samples, processes)
-        missing = [index for index in own if not files[index].is_file()]
-        started = shown = time.monotonic()
+        indices = range(rank, self.num_samples, processes)
+        missing = [index for index in indices if not files[index].is_file()]
+        started = last_message = time.monotonic()
         for start in range(0, len(missing), self.sample_batch):
-            chosen = missing[start : start + self.sample_batch]
-            for index, image in zip(chosen, self.model.sample(labels[chosen], chosen), strict=True):
+            batch = missing[start : start + self.sample_batch]
+            for index, image in zip(batch, self.model.sample(labels[batch], batch), strict=True):
                 _write(files[index], image)
-            now, done = time.monotonic(), start + len(chosen)
-            if rank == 0 and now - shown > EVERY:
-                shown, left = now, (len(missing) - done) * (now - started) / done
-                log(f"{done:,} of {len(missing):,} samples drawn, {duration(left)} left")
+            now, count = time.monotonic(), start + len(batch)
+            if rank == 0 and now - last_message > EVERY:
+                last_message, seconds = now, (len(missing) - count) * (now - started) / count
+                log(f"{count:,} of {len(missing):,} samples drawn, {duration(seconds)} left")
         return files
 
     def target_state(self) -> dict[str, Any]:
@@ -301,12 +301,12 @@ class GenerationTask(BaseTask):
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return per request ``image``, its class and seed, ``class``, ``seed``, ``pixels``."""
         labels, seeds = batch["labels"], batch["seeds"].tolist()
-        drawn = self.model.sample(labels, seeds)
+        images = self.model.sample(labels, seeds)
         return [
             {"input": name, "class": self.class_names[label], "seed": seed,
              "pixels": _to_array(image)}
             for name, label, seed, image in zip(
-                input_names(batch, datamodule, "image"), labels.tolist(), seeds, drawn, strict=True
+                input_names(batch, datamodule, "image"), labels.tolist(), seeds, images, strict=True
             )
         ]  # fmt: skip
 
@@ -333,8 +333,8 @@ class GenerationTask(BaseTask):
         count = len(self.class_names)
         spaced = sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})
         labels = torch.tensor(spaced).repeat_interleave(PER_CLASS)
-        drawn = self.model.sample(labels, list(range(len(labels))))
-        return [sheet([self.class_names[label] for label in spaced], drawn)]
+        images = self.model.sample(labels, list(range(len(labels))))
+        return [sheet([self.class_names[label] for label in spaced], images)]
 
 
 def to_bytes(image: Tensor) -> Tensor:
@@ -361,14 +361,14 @@ def _read(file: Path) -> Tensor:
 def sheet(names: Sequence[str], images: Tensor) -> Image.Image:
     """Draw images in rows, one per class: (classes * n, C, H, W)."""
     columns = len(images) // len(names)
-    left = 8 + 7 * min(16, max(map(len, names)))
+    margin = 8 + 7 * min(16, max(map(len, names)))
     step = SIDE + MARGIN
-    whole = Image.new("RGB", (left + columns * step, len(names) * step), "white")
-    draw = ImageDraw.Draw(whole)
+    canvas = Image.new("RGB", (margin + columns * step, len(names) * step), "white")
+    draw = ImageDraw.Draw(canvas)
     for row, name in enumerate(names):
         draw.text((4, row * step + SIDE // 2 - 6), name[:16], fill="black")
         for column in range(columns):
             picture = Image.fromarray(_to_array(images[row * columns + column]))
             picture = picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-            whole.paste(picture.convert("RGB"), (left + column * step, row * step))
-    return whole
+            canvas.paste(picture.convert("RGB"), (margin + column * step, row * step))
+    return canvas

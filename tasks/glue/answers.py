@@ -33,9 +33,9 @@ class Answers(Metric):
     def compute(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return guesses, labels and groups (N,)."""
         if not len(self.guesses):
-            empty = torch.zeros(0)
-            return empty, empty, empty.long()
+            no_answers = torch.zeros(0)
+            return no_answers, no_answers, no_answers.long()
         guesses, labels, groups = (
-            dim_zero_cat(one) for one in (self.guesses, self.labels, self.groups)
+            dim_zero_cat(values) for values in (self.guesses, self.labels, self.groups)
         )
         return guesses, labels, groups

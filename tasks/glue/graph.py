@@ -22,8 +22,8 @@ def describe_graph(task: Any, network: Any, folder: Path, label: str) -> Network
     Raises:
         ValueError: The network mixes the texts of each length apart, or reads pairs in both orders.
     """
-    apart = [name for name, block in network.backbone.blocks.named_children() if block.by_length]
-    if apart:
+    names = [name for name, block in network.backbone.blocks.named_children() if block.by_length]
+    if names:
         raise ValueError(
             f"{label} mixes the texts of each length apart, since a mixer of its blocks reads "
             "padding; a graph cannot do so, so export a network with other mixers, such as afbo "

@@ -52,8 +52,8 @@ class GlueTask(BaseTask):
         ema: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model, optimizer=optimizer, schedule=schedule, ema=ema)
-        unknown = [name for name in measured if name not in METRICS]
-        if unknown or not measured:
+        unknown_names = [name for name in measured if name not in METRICS]
+        if unknown_names or not measured:
             raise ValueError(f"measured must name some of {', '.join(METRICS)}; got {measured}")
         self.class_names, self.measured = tuple(class_names), tuple(measured)
         self.answers = Answers()
@@ -80,10 +80,10 @@ class GlueTask(BaseTask):
         figures = {
             name: 100 * measure(name, guesses[first], labels[first]) for name in self.measured
         }
-        found = {"score": sum(figures.values()) / len(figures), **figures}
+        metrics = {"score": sum(figures.values()) / len(figures), **figures}
         if (~first).any():
-            found["mismatched"] = 100 * measure(self.measured[0], guesses[~first], labels[~first])
-        return {name: torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
+            metrics["mismatched"] = 100 * measure(self.measured[0], guesses[~first], labels[~first])
+        return {name: torch.tensor(value, dtype=torch.float32) for name, value in metrics.items()}
 
     def reset_metrics(self) -> None:
         """Forget all answers."""
@@ -164,15 +164,15 @@ class GlueTask(BaseTask):
             elif labels is not None:
                 text += f", labelled {labels[index].item():.2f}"
             colour = "black" if right else "firebrick"
-            lines += [(f"{one[:LETTERS]}", "dimgray") for one in row["texts"]]
+            lines += [(f"{sentence[:LETTERS]}", "dimgray") for sentence in row["texts"]]
             lines.append((f"    {text}", colour))
-        whole = Image.new("RGB", (WIDTH, LINE * len(lines) + LINE), "white")
-        draw = ImageDraw.Draw(whole)
+        canvas = Image.new("RGB", (WIDTH, LINE * len(lines) + LINE), "white")
+        draw = ImageDraw.Draw(canvas)
         for number, (line, colour) in enumerate(lines):
             # Pillow's own font ends with Latin-1.
-            plain = line.encode("latin-1", "replace").decode("latin-1")
-            draw.text((10, LINE // 2 + LINE * number), plain, fill=colour)
-        return [whole]
+            latin_line = line.encode("latin-1", "replace").decode("latin-1")
+            draw.text((10, LINE // 2 + LINE * number), latin_line, fill=colour)
+        return [canvas]
 
 
 def measure(name: str, guesses: Tensor, labels: Tensor) -> float:

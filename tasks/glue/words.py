@@ -21,18 +21,18 @@ def describe_words(
     """
     tokenizer = datamodule.tokenizer()
     guesses = model.predict(batch).argmax(1).tolist()
-    given = batch["tokens" if model.backbone.causal else "masked"]
+    pieces = batch["tokens" if model.backbone.causal else "masked"]
     _, words = model.predicted(batch)
     rows = []
     for index, name in enumerate(names):
         count = int(words[index].sum())
-        own, guesses = guesses[:count], guesses[count:]
+        numbers, guesses = guesses[:count], guesses[count:]
         truth = batch["tokens"][index][words[index]].tolist()
-        text = given[index][batch["mask"][index]].tolist()[1:-1]
+        text = pieces[index][batch["mask"][index]].tolist()[1:-1]
         row: Row = {
             "input": name,
             "texts": [tokenizer.decode(text)],
-            "words": [tokenizer.pieces[number] for number in own],
+            "words": [tokenizer.pieces[number] for number in numbers],
         }
         if truth and (model.backbone.causal or tokenizer.mask not in truth):
             row["truth"] = [tokenizer.pieces[number] for number in truth]
@@ -42,10 +42,10 @@ def describe_words(
 
 def word_answer(row: Row) -> str:
     """Return the guessed words as a line."""
-    shown = " ".join(row["words"])
-    if not shown:
+    text = " ".join(row["words"])
+    if not text:
         return "the text lacks [MASK], a word to predict"
     if "truth" not in row:
-        return shown
-    right = sum(one == other for one, other in zip(row["words"], row["truth"], strict=True))
-    return f"{right} of {len(row['words'])} right: {shown}"
+        return text
+    right = sum(word == truth for word, truth in zip(row["words"], row["truth"], strict=True))
+    return f"{right} of {len(row['words'])} right: {text}"

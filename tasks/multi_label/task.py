@@ -154,28 +154,28 @@ class MultiLabelTask(ClassificationTask):
         """Return the metrics in percent, and those of each class as ``class_figures``."""
         with warnings.catch_warnings():  # classes that do not occur are left out below
             warnings.filterwarnings("ignore", message="No positive samples found in target")
-            found = self.accuracy.compute()
+            figures = self.accuracy.compute()
         # torchmetrics drops the axis of a single class.
-        precisions, scores = found["mAP"].reshape(-1), found["F1"].reshape(-1)
-        occurs = found.pop("counts").reshape(len(scores), -1)[:, -1] > 0
+        precisions, scores = figures["mAP"].reshape(-1), figures["F1"].reshape(-1)
+        occurs = figures.pop("counts").reshape(len(scores), -1)[:, -1] > 0
         self.class_figures = [
             {
                 "class": name,
-                "AP": 100 * float(precision) if there else None,
-                "F1": 100 * float(score) if there else None,
+                "AP": 100 * float(precision) if has_positives else None,
+                "F1": 100 * float(score) if has_positives else None,
             }
-            for name, precision, score, there in zip(
+            for name, precision, score, has_positives in zip(
                 self.class_names, precisions, scores, occurs.tolist(), strict=True
             )
         ]
         means = {"mAP": precisions[occurs].mean(), "F1": scores[occurs].mean()}
-        return {name: 100 * value for name, value in (found | means).items()}
+        return {name: 100 * value for name, value in (figures | means).items()}
 
     def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
         """Return the binary cross entropy, summed over images, and their number."""
         labels = batch["label"].float()
-        each = F.binary_cross_entropy_with_logits(predictions.float(), labels, reduction="none")
-        return each.mean(1).sum(), torch.tensor(len(labels), device=each.device)
+        losses = F.binary_cross_entropy_with_logits(predictions.float(), labels, reduction="none")
+        return losses.mean(1).sum(), torch.tensor(len(labels), device=losses.device)
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return per image ``image``, its name, the predicted ``classes`` and all ``scores``.
@@ -193,8 +193,8 @@ class MultiLabelTask(ClassificationTask):
                     "classes": [self.class_names[i] for i in order],
                     "probabilities": [round(float(row[i]), 6) for i in order],
                     "scores": {
-                        one: round(share, 6)
-                        for one, share in zip(self.class_names, row.tolist(), strict=True)
+                        class_name: round(share, 6)
+                        for class_name, share in zip(self.class_names, row.tolist(), strict=True)
                     },
                 }
             )
@@ -227,11 +227,11 @@ class MultiLabelTask(ClassificationTask):
         weights = next(self.model.parameters())
         shares = self.model.predict({"image": batch["image"].to(weights)}).float().sigmoid()
         guesses = shares >= self.threshold
-        sure = torch.where(guesses, shares, 1 - shares).amin(1)
+        certainties = torch.where(guesses, shares, 1 - shares).amin(1)
         labels = batch["label"] if batch["label"].ndim == 2 else [None] * len(shares)
         tiles = []
         for image, label, guess, share in zip(
-            batch["image"], labels, guesses, sure.tolist(), strict=True
+            batch["image"], labels, guesses, certainties.tolist(), strict=True
         ):
             right = None if label is None else bool((label.to(guess.device).bool() == guess).all())
             truth = self._names(label.bool()) if label is not None and not right else None
@@ -240,5 +240,5 @@ class MultiLabelTask(ClassificationTask):
         return [contact_sheet(tiles)]
 
     def _names(self, flags: Tensor) -> str:
-        found = [name for name, flag in zip(self.class_names, flags.tolist(), strict=True) if flag]
-        return ", ".join(found) or NONE
+        names = [name for name, flag in zip(self.class_names, flags.tolist(), strict=True) if flag]
+        return ", ".join(names) or NONE

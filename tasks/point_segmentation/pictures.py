@@ -51,13 +51,13 @@ def draw_points(coord: NDArray[Any], colours: NDArray[Any], elevation: float) ->
         colours: RGB (N, 3) from 0 to 255.
         elevation: See ``project``.
     """
-    seen = project(coord, elevation)
-    extent = np.ptp(seen[:, :2], axis=0).max() or 1.0
-    low = seen[:, :2].min(0)
-    place = (seen[:, :2] - low) / extent * (SIDE - 2 * MARGIN) + MARGIN
+    points = project(coord, elevation)
+    extent = np.ptp(points[:, :2], axis=0).max() or 1.0
+    low = points[:, :2].min(0)
+    place = (points[:, :2] - low) / extent * (SIDE - 2 * MARGIN) + MARGIN
     height = int(place[:, 1].max()) + MARGIN
     canvas = np.full((height, SIDE, 3), 255, dtype=np.uint8)
-    order = np.argsort(-seen[:, 2])
+    order = np.argsort(-points[:, 2])
     pixels = place[order].astype(int)
     size = 3 if len(coord) < 40_000 else 1
     for dx in range(size):
@@ -83,23 +83,23 @@ def draw_cloud(
         shown: Colours (N, 3) by title.
         legend: Names and colours of the classes that occur.
     """
-    kept = below_ceiling(coord)
+    mask = below_ceiling(coord)
     rows = [
-        [draw_points(coord[kept], colours[kept], elevation) for colours in shown.values()]
+        [draw_points(coord[mask], colours[mask], elevation) for colours in shown.values()]
         for elevation in VIEWS.values()
     ]
     heights = [max(picture.height for picture in row) + LINE for row in rows]
     columns = max(1, (SIDE * len(shown)) // 110)
     lines = -(-len(legend) // columns)
-    whole = Image.new("RGB", (SIDE * len(shown), sum(heights) + lines * LINE + MARGIN), "white")
-    draw, top = ImageDraw.Draw(whole), 0
+    canvas = Image.new("RGB", (SIDE * len(shown), sum(heights) + lines * LINE + MARGIN), "white")
+    draw, top = ImageDraw.Draw(canvas), 0
     for row, view, height in zip(rows, VIEWS, heights, strict=True):
         for index, (picture, title) in enumerate(zip(row, shown, strict=True)):
             draw.text((index * SIDE + MARGIN, top + 2), f"{title}, {view}", fill="black")
-            whole.paste(picture, (index * SIDE, top + LINE))
+            canvas.paste(picture, (index * SIDE, top + LINE))
         top += height
     for index, (name, colour) in enumerate(legend):
         x, y = MARGIN + index % columns * 110, top + MARGIN // 2 + index // columns * LINE
         draw.rectangle((x, y + 2, x + 10, y + 12), fill=colour)
         draw.text((x + 14, y), name[:15], fill="black")
-    return whole
+    return canvas

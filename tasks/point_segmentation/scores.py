@@ -22,7 +22,7 @@ def scores(counts: Counts, absent: Absent) -> dict[str, float]:
     hits = counts["intersection"]
 
     def mean(wholes: Sequence[float]) -> float:
-        shares = [part / whole for part, whole in zip(hits, wholes, strict=True) if whole]
+        shares = [part / total for part, total in zip(hits, wholes, strict=True) if total]
         if absent == "zero":
             shares += [0.0] * (len(wholes) - len(shares))
         return 100 * fmean(shares or [float("nan")])

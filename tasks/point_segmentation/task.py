@@ -106,8 +106,8 @@ class PointSegmentationTask(ClassesTask):
             "intersection": hits.tolist(), "union": union.tolist(), "target": truth.tolist(),
         }  # fmt: skip
         self.class_figures = [
-            {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, own), "points": own}
-            for name, hit, joint, own in zip(self.class_names, *self.counts.values(), strict=True)
+            {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, size), "points": size}
+            for name, hit, joint, size in zip(self.class_names, *self.counts.values(), strict=True)
         ]
         figures = scores(self.counts, self.absent)
         if not self._fits():
@@ -146,21 +146,21 @@ class PointSegmentationTask(ClassesTask):
         predicted = self.model.predict(batch).argmax(-1).cpu()
         names = input_names(batch, datamodule, "cloud")
         for index, (name, labels) in enumerate(zip(names, predicted, strict=True)):
-            found = labels[~batch["points"][index, :, 0].isnan().cpu()]
-            classes, counts = found.unique(return_counts=True)
+            point_labels = labels[~batch["points"][index, :, 0].isnan().cpu()]
+            classes, counts = point_labels.unique(return_counts=True)
             shares = (counts / counts.sum()).tolist()
-            named = {
+            class_shares = {
                 self.class_names[label]: round(share, 6)
                 for label, share in zip(classes.tolist(), shares, strict=True)
             }
-            rows.append({"input": name, "shares": named, "labels": found.numpy()})
+            rows.append({"input": name, "shares": class_shares, "labels": point_labels.numpy()})
         return rows
 
     def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
         """Return rows with a ply file in the place of labels: clouds/<name>.ply."""
         rows = []
-        described = self.describe(batch, datamodule)
-        for row, number in zip(described, batch["sample_id"].tolist(), strict=True):
+        answers = self.describe(batch, datamodule)
+        for row, number in zip(answers, batch["sample_id"].tolist(), strict=True):
             target = files.path(CLOUDS, row["input"], ".ply")
             self._write_cloud(target, datamodule.predicted_cloud(number), row["labels"])
             rows.append(row | {"labels": files.relative(target)})
@@ -169,9 +169,9 @@ class PointSegmentationTask(ClassesTask):
     @torch.no_grad()
     def write_preview(self, folder: Path, batch: Batch, datamodule: Any) -> None:
         """Write the clouds of the pictures with predicted labels: 00.ply, 01.ply, ..."""
-        described = self.describe(batch, datamodule)
+        answers = self.describe(batch, datamodule)
         for index, (row, number) in enumerate(
-            zip(described, batch["sample_id"].tolist(), strict=True)
+            zip(answers, batch["sample_id"].tolist(), strict=True)
         ):
             cloud = datamodule.predicted_cloud(number)
             self._write_cloud(folder / f"{index:02d}.ply", cloud, row["labels"])
@@ -186,30 +186,30 @@ class PointSegmentationTask(ClassesTask):
     def answer(self, row: Row) -> str:
         """Return the classes with their shares of the points, the largest first."""
         shares = sorted(row["shares"].items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares[:MOST])
-        return shown + f", {len(shares) - MOST} more" * (len(shares) > MOST)
+        text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares[:MOST])
+        return text + f", {len(shares) - MOST} more" * (len(shares) > MOST)
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
         """Draw each cloud's colours, labels if known, and prediction, from two views."""
         colours = palette(len(self.class_names))
         pictures = []
-        described = self.describe(batch, datamodule)
-        for row, number in zip(described, batch["sample_id"].tolist(), strict=True):
+        answers = self.describe(batch, datamodule)
+        for row, number in zip(answers, batch["sample_id"].tolist(), strict=True):
             cloud = datamodule.predicted_cloud(number)
-            shown = {} if cloud.color is None else {"colours": cloud.color.astype(np.uint8)}
+            panels = {} if cloud.color is None else {"colours": cloud.color.astype(np.uint8)}
             present = set(row["labels"].tolist())
             if cloud.labels is not None:
-                known = cloud.labels >= 0
+                is_labelled = cloud.labels >= 0
                 labels = cloud.labels.clip(0, len(colours) - 1)
-                shown["labels"] = np.where(known[:, None], colours[labels], UNKNOWN)
-                present |= set(labels[known].tolist())
-            shown["predicted"] = colours[row["labels"]]
+                panels["labels"] = np.where(is_labelled[:, None], colours[labels], UNKNOWN)
+                present |= set(labels[is_labelled].tolist())
+            panels["predicted"] = colours[row["labels"]]
             legend = [
                 (self.class_names[label], tuple(colours[label].tolist()))
                 for label in sorted(present)
             ]
-            pictures.append(draw_cloud(cloud.coord, shown, legend))
+            pictures.append(draw_cloud(cloud.coord, panels, legend))
         return pictures
 
 

@@ -38,7 +38,7 @@ def draw_segments(
         canvas, [labels == label for label in present], [colours[label] for label in present]
     )
     draw, font = ImageDraw.Draw(canvas), load_font(15)
-    taken: list[Box] = []
+    areas: list[Box] = []
     for label in present:
         row, column, width = inmost(labels == label)
         name = shorten(names[label], min(max(width * factor, LEAST), canvas.width) - 8, font)
@@ -48,8 +48,8 @@ def draw_segments(
         for line in (0, 20, -20, 40, -40):  # offsets from the middle, where another name may be
             area = (x - half, y + line - 9, x + half, y + line + 9)
             inside = not line or (area[1] >= 0 and area[3] <= canvas.height)
-            if inside and not any(overlap(area, other) for other in taken):
-                taken.append(area)
+            if inside and not any(overlap(area, caption_area) for caption_area in areas):
+                areas.append(area)
                 draw.text((x, y + line), name, fill="white", font=font, anchor="mm",
                           stroke_width=2, stroke_fill="black")  # fmt: skip
                 break
@@ -66,9 +66,9 @@ def inmost(mask: NDArray[np.bool_]) -> tuple[int, int, int]:
     depth = ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]
     row, column = (int(i) for i in np.unravel_index(int(depth.argmax()), depth.shape))
     outside = np.flatnonzero(~mask[row])
-    left = outside[outside < column].max(initial=-1)
+    start = outside[outside < column].max(initial=-1)
     right = outside[outside > column].min(initial=mask.shape[1])
-    return row, column, int(right - left - 1)
+    return row, column, int(right - start - 1)
 
 
 def label_map(

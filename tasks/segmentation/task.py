@@ -74,8 +74,8 @@ class SegmentationTask(ClassesTask):
         union = truth + predicted - hits
         self._log_absent_classes(truth)
         self.class_figures = [
-            {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, own), "pixels": int(own)}
-            for name, hit, joint, own in zip(
+            {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, n), "pixels": int(n)}
+            for name, hit, joint, n in zip(
                 self.class_names, hits.tolist(), union.tolist(), truth.tolist(), strict=True
             )
         ]
@@ -92,8 +92,8 @@ class SegmentationTask(ClassesTask):
         warned = getattr(getattr(trainer, "datamodule", None), "warned_absent", False)
         if absent and not (warned or self._logged_absent):
             self._logged_absent = True
-            shown = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")
-            log_info(f"{len(absent)} of {len(truth)} classes do not occur in validation: {shown}")
+            names = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")
+            log_info(f"{len(absent)} of {len(truth)} classes do not occur in validation: {names}")
 
     def evaluation_loss(self, batch: Batch, predictions: list[Any]) -> Summed:
         """Return the summed cross entropy and the number of labelled pixels."""
@@ -121,12 +121,12 @@ class SegmentationTask(ClassesTask):
             predicted = sample.pred_sem_seg.data[0]
             labels, counts = predicted.unique(return_counts=True)
             shares = (counts / counts.sum()).tolist()
-            named = {
+            class_shares = {
                 self.class_names[i]: round(s, 6)
                 for i, s in zip(labels.tolist(), shares, strict=True)
             }
-            drawn = predicted.cpu().numpy().astype(np.uint8)
-            results.append({"input": sample.img_path, "shares": named, "labels": drawn})
+            label_map = predicted.cpu().numpy().astype(np.uint8)
+            results.append({"input": sample.img_path, "shares": class_shares, "labels": label_map})
         return results
 
     def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
@@ -143,8 +143,8 @@ class SegmentationTask(ClassesTask):
     def answer(self, row: Row) -> str:
         """Return the classes with their shares of the pixels, the largest first."""
         shares = sorted(row["shares"].items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares[:MOST])
-        return shown + f", {len(shares) - MOST} more" * (len(shares) > MOST)
+        text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares[:MOST])
+        return text + f", {len(shares) - MOST} more" * (len(shares) > MOST)
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
@@ -161,11 +161,11 @@ class SegmentationTask(ClassesTask):
                 photo = open_upright(sample.img_path)
             else:
                 photo = draw_bands(datamodule.load_bands(sample.img_path))
-            drawn = draw(photo, sample.pred_sem_seg.data[0].cpu().numpy())
+            picture = draw(photo, sample.pred_sem_seg.data[0].cpu().numpy())
             if "gt_sem_seg" in sample:
                 truth = draw(photo, sample.gt_sem_seg.data[0].cpu().numpy())
-                drawn = side_by_side(truth, drawn, ("annotated", "predicted"))
-            pictures.append(drawn)
+                picture = side_by_side(truth, picture, ("annotated", "predicted"))
+            pictures.append(picture)
         return pictures
 
 

@@ -30,15 +30,15 @@ def measure(
     """
     del folder
     run = engine.validate if config.mode == "validate" else engine.test
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for name, _ in datamodule.parts:
         datamodule.choose(name)
         (metrics,) = run(task, datamodule=datamodule, verbose=False) or [{}]
         figures = {key.rpartition("/")[2]: float(value) for key, value in metrics.items()}
-        found |= {f"{one}_{name}": figures[one] for one in FIGURES if one in figures}
+        results |= {f"{metric}_{name}": figures[metric] for metric in FIGURES if metric in figures}
     if engine.is_global_zero:
-        _show(found, datamodule, task.scale)
-    return found
+        _show(results, datamodule, task.scale)
+    return results
 
 
 def _show(found: Mapping[str, float], datamodule: Any, scale: int) -> None:

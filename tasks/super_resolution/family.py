@@ -17,8 +17,8 @@ FAMILY = Family(
     metrics=(
         *(Metric(name, title) for name, title in FIGURES.items()),
         *(
-            Metric(f"{name}_{one}", f"{title}, {one}", published=f"{name}_{one}", data_set=one)
-            for one in SETS
+            Metric(f"{name}_{data}", f"{title}, {data}", published=f"{name}_{data}", data_set=data)
+            for data in SETS
             for name, title in FIGURES.items()
         ),
     ),

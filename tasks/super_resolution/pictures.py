@@ -30,8 +30,8 @@ def to_picture(image: Tensor) -> Image.Image:
 def centre(image: Tensor, side: int) -> Tensor:
     """Crop (3, H, W) to at most ``side`` rows and columns in the middle."""
     height, width = image.shape[1:]
-    top, left = max(height - side, 0) // 2, max(width - side, 0) // 2
-    return image[:, top : top + side, left : left + side]
+    top, x = max(height - side, 0) // 2, max(width - side, 0) // 2
+    return image[:, top : top + side, x : x + side]
 
 
 def draw_panels(panels: Sequence[Panel]) -> Image.Image:
@@ -44,11 +44,11 @@ def draw_panels(panels: Sequence[Panel]) -> Image.Image:
     sheet = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for index, panel in enumerate(panels):
-        left = GAP + index * (width + GAP)
+        x = GAP + index * (width + GAP)
         picture = panel.picture.resize((width, height), Image.Resampling.NEAREST)
-        sheet.paste(picture, (left, LINE + GAP))
-        draw.text((left, GAP - 2), panel.title, fill="black", font=font)
-        draw.text((left, LINE + GAP + height + 1), panel.caption, fill="black", font=font)
+        sheet.paste(picture, (x, LINE + GAP))
+        draw.text((x, GAP - 2), panel.title, fill="black", font=font)
+        draw.text((x, LINE + GAP + height + 1), panel.caption, fill="black", font=font)
     return sheet
 
 

@@ -51,8 +51,8 @@ def compared(enlarged: Tensor, truth: Tensor, scale: int) -> tuple[Tensor, Tenso
             f"{scale}; got {width}x{height}"
         )
     inner = slice(scale, -scale)
-    one, other = (luma(to_8_bits(image))[inner, inner] for image in (enlarged, truth))
-    return one, other
+    image1, image2 = (luma(to_8_bits(image))[inner, inner] for image in (enlarged, truth))
+    return image1, image2
 
 
 def psnr(one: Tensor, other: Tensor) -> Tensor:
@@ -74,5 +74,5 @@ def ssim(one: Tensor, other: Tensor) -> Tensor:
     mean1, mean2, square1, square2, product = F.conv2d(maps, kernel.view(1, 1, 1, -1))[:, 0]
     variances = square1 - mean1**2 + square2 - mean2**2
     covariance = product - mean1 * mean2
-    found = (2 * mean1 * mean2 + C1) * (2 * covariance + C2)
-    return (found / ((mean1**2 + mean2**2 + C1) * (variances + C2))).mean()
+    products = (2 * mean1 * mean2 + C1) * (2 * covariance + C2)
+    return (products / ((mean1**2 + mean2**2 + C1) * (variances + C2))).mean()

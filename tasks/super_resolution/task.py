@@ -73,8 +73,8 @@ class SuperResolutionTask(BaseTask):
                 self.psnr.update(figures["psnr"])
 
     def _figures_of(self, enlarged: Tensor, truth: Tensor) -> dict[str, float]:
-        one, other = compared(enlarged, truth, self.scale)
-        return {"psnr": psnr(one, other).item(), "ssim": ssim(one, other).item()}
+        image, target = compared(enlarged, truth, self.scale)
+        return {"psnr": psnr(image, target).item(), "ssim": ssim(image, target).item()}
 
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the means over all images; PSNR over those with an error, if there are any."""
@@ -96,8 +96,8 @@ class SuperResolutionTask(BaseTask):
     def evaluation_loss(self, batch: Batch, predictions: list[Tensor]) -> Summed:
         """Return the sum of absolute differences and the number of values."""
         pairs = list(zip(predictions, batch["high"], strict=True))
-        total = torch.stack([(one.double() - other).abs().sum() for one, other in pairs]).sum()
-        return total, torch.tensor(sum(one.numel() for one, _ in pairs), device=total.device)
+        total = torch.stack([(image.double() - truth).abs().sum() for image, truth in pairs]).sum()
+        return total, torch.tensor(sum(image.numel() for image, _ in pairs), device=total.device)
 
     def target_state(self) -> dict[str, Any]:
         """Return the scale."""
@@ -140,12 +140,12 @@ class SuperResolutionTask(BaseTask):
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return per image ``image``, its name, ``enlarged`` (H, W, C), and figures if known."""
         rows = []
-        for index, row in enumerate(self._named(batch, datamodule)):
+        for index, row in enumerate(self._rows(batch, datamodule)):
             stripes = list(self._stripes(batch, index))
             rows.append(row | {"enlarged": np.concatenate(stripes)})
         return rows
 
-    def _named(self, batch: Batch, datamodule: Any) -> list[Row]:
+    def _rows(self, batch: Batch, datamodule: Any) -> list[Row]:
         names = input_names(batch, datamodule, "image")
         sizes = [[self.scale * side for side in image.shape[:0:-1]] for image in batch["low"]]
         return [
@@ -165,28 +165,28 @@ class SuperResolutionTask(BaseTask):
         most = 2**bits - 1
         varies = bool((alpha != alpha[:, :1, :1]).any())
         low = low * alpha if varies else low
-        wide = mirror(alpha[None], 2, MARGIN, MARGIN)
-        done = 0
-        for whole in self.model.enlarge_rows(low):
-            for stripe in whole.split(STRIPE * self.scale, dim=1):
+        plane = mirror(alpha[None], 2, MARGIN, MARGIN)
+        top = 0
+        for band in self.model.enlarge_rows(low):
+            for stripe in band.split(STRIPE * self.scale, dim=1):
                 stripe = stripe.float()
                 if is_grey:
                     stripe = stripe.mean(0, keepdim=True)
                 if len(alpha):
                     rows = stripe.shape[1] // self.scale
-                    part = enlarge(wide[:, :, done : done + rows + 2 * MARGIN], self.scale)
+                    part = enlarge(plane[:, :, top : top + rows + 2 * MARGIN], self.scale)
                     cut = self.scale * MARGIN
                     opacity = part[0, :, cut:-cut].float()
                     if varies:
                         stripe = stripe / opacity.clamp(min=0.5 / most)
                     stripe = torch.cat([stripe, opacity])
-                    done += rows
+                    top += rows
                 values = (stripe.clamp(0, 1) * most).round().permute(1, 2, 0).cpu().numpy()
                 yield values.astype(np.uint8 if bits == 8 else np.uint16)
 
     def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
         """Enlarge the images of a batch, and write each stripe by stripe."""
-        rows = self._named(batch, datamodule)
+        rows = self._rows(batch, datamodule)
         for index, row in enumerate(rows):
             target = files.path(ENLARGED, row["input"], f"_x{self.scale}.png")
             with whole_file(target) as file:
@@ -204,22 +204,22 @@ class SuperResolutionTask(BaseTask):
         """Draw the middle of each image: low resolution, bicubic, ours and, if known, the truth."""
         weights = next(self.model.parameters(), None)
         pictures = []
-        for index, whole in enumerate(batch["low"]):
-            low = whole if weights is None else whole.to(weights)
+        for index, picture in enumerate(batch["low"]):
+            low = picture if weights is None else picture.to(weights)
             low = centre(low, DRAWN)
             ours = self.model.predict({"low": low[None]})[0].cpu()
             small = low.float().cpu()
             pixels = small.repeat_interleave(self.scale, 1).repeat_interleave(self.scale, 2)
-            shown = {
+            tensors = {
                 f"low resolution, x{self.scale}": pixels,
                 "bicubic": enlarge(small[None], self.scale)[0],
                 "ours": ours,
             }
             truth = None
             if "high" in batch:
-                truth = _same_middle(batch["high"][index], whole, low, self.scale)
+                truth = _same_middle(batch["high"][index], picture, low, self.scale)
             panels = []
-            for title, image in shown.items():
+            for title, image in tensors.items():
                 figures = {} if truth is None else self._figures_of(image, truth)
                 panels.append(Panel(to_picture(image), title, caption(figures)))
             if truth is not None:
@@ -230,10 +230,8 @@ class SuperResolutionTask(BaseTask):
 
 def _same_middle(high: Tensor, whole: Tensor, low: Tensor, scale: int) -> Tensor:
     """Crop the true image to the part that the cropped small image shows."""
-    top, left = (
-        (one - other) // 2 for one, other in zip(whole.shape[1:], low.shape[1:], strict=True)
+    top, x = (
+        (outer - inner) // 2 for outer, inner in zip(whole.shape[1:], low.shape[1:], strict=True)
     )
     rows, columns = low.shape[1:]
-    return high[
-        :, scale * top : scale * (top + rows), scale * left : scale * (left + columns)
-    ].cpu()
+    return high[:, scale * top : scale * (top + rows), scale * x : scale * (x + columns)].cpu()

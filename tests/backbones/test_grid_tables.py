@@ -125,7 +125,7 @@ class Naive(Mixer):
 
 def make_checkpoint(backbone, record=True):
     content = {"network": backbone.record} if record else {}
-    return Checkpoint("x.ckpt", content, given=dict(backbone.state_dict()))
+    return Checkpoint("x.ckpt", content, weights=dict(backbone.state_dict()))
 
 
 def load_checkpoint(checkpoint, name, **options):

@@ -235,8 +235,8 @@ def create(model: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
     """
     try:
         # Python refuses a second value for these, which would build another network.
-        fixed: dict[str, Any] = {"pretrained": False, "checkpoint_path": "", "features_only": False}
-        return timm.create_model(model, **fixed, **options, **more)
+        flags: dict[str, Any] = {"pretrained": False, "checkpoint_path": "", "features_only": False}
+        return timm.create_model(model, **flags, **options, **more)
     except Exception as error:
         words = ", ".join(f"{key}={value}" for key, value in options.items())
         reason = str(error) or type(error).__name__

@@ -17,7 +17,7 @@ class LayerGroups:
     Attributes:
         depths: Layers per stage.
         merges_end_stages: False: downsampling belongs to the stage after it.
-        added: See ``layer_ids.LayerNames``; without ``group_matcher`` all, as there were no layers.
+        tail: See ``layer_ids.LayerNames``; without ``group_matcher`` all, as there were no layers.
     """
 
     merges_end_stages = False
@@ -26,7 +26,7 @@ class LayerGroups:
         self._layers, self._stages, self._prefix = layers, stages, prefix
         self._last = max(layers.values(), default=1)
         self._last_stage = max(stages.values(), default=1)
-        self.added = () if stages else (prefix,)
+        self.tail = () if stages else (prefix,)
         inside: dict[int, set[int]] = defaultdict(set)
         for name, stage in stages.items():
             if 0 < stage and 0 < layers[name] < self._last:

@@ -99,7 +99,7 @@ class UDiT(DenoisingBackbone):
     Source: U-DiT (2024), https://arxiv.org/abs/2405.02730.
     """
 
-    layer_names = LayerNames(stem=("stem.", *EMBEDDERS), added=EMBEDDERS)
+    layer_names = LayerNames(stem=("stem.", *EMBEDDERS), tail=EMBEDDERS)
 
     def __init__(
         self, config: HostConfig, *, channels: int, num_classes: int, learn_sigma: bool, dim: int,

@@ -54,11 +54,11 @@ class WeightEMA:
         share = self.decay ** max(0, steps - 1)  # of the initial weights
         if self.warmup or self.report == "best" or share <= MAX_SHARE_OF_START:
             return None
-        fitting = max(0.0, 1 - 10 / steps)  # averages about the last tenth of the run
+        decay = max(0.0, 1 - 10 / steps)  # averages about the last tenth of the run
         return (
             f"task.ema.decay={self.decay:g} is slow for {steps} steps: validation and tests see "
             f"the average, {share:.0%} of which is still the initial weights at the end; pass "
-            f"task.ema.decay={fitting:.4g} or task.ema.warmup=true"
+            f"task.ema.decay={decay:.4g} or task.ema.warmup=true"
         )
 
     @torch.no_grad()
@@ -66,7 +66,7 @@ class WeightEMA:
         """Update the average after an optimiser step."""
         state = _tensors(model)
         if not self.tensors:
-            self.tensors = {key: _wide(value).clone() for key, value in state.items()}
+            self.tensors = {key: _in_float32(value).clone() for key, value in state.items()}
         # After loading a checkpoint they may be on another device.
         self.tensors = {key: value.to(state[key].device) for key, value in self.tensors.items()}
         decay = self.decay
@@ -74,8 +74,8 @@ class WeightEMA:
             decay = min(decay, 1 - (1 + self.steps) ** (-2 / 3))
         self.steps += 1
         averaged = [key for key, value in self.tensors.items() if value.is_floating_point()]
-        own = [self.tensors[key] for key in averaged]
-        torch._foreach_lerp_(own, [state[key].to(self.tensors[key]) for key in averaged], 1 - decay)
+        ema = [self.tensors[key] for key in averaged]
+        torch._foreach_lerp_(ema, [state[key].to(self.tensors[key]) for key in averaged], 1 - decay)
         for key in self.tensors.keys() - set(averaged):
             self.tensors[key].copy_(state[key])
 
@@ -113,8 +113,8 @@ class WeightEMA:
         Raises:
             ValueError: The average belongs to another model.
         """
-        own = _tensors(model)
-        if own.keys() != state["tensors"].keys():
+        tensors = _tensors(model)
+        if tensors.keys() != state["tensors"].keys():
             raise ValueError("the checkpoint's average belongs to another model; start a new run")
         self.tensors = {key: value.clone() for key, value in state["tensors"].items()}
         self.steps = int(state["steps"])
@@ -176,7 +176,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
 
-def _wide(value: Tensor) -> Tensor:
+def _in_float32(value: Tensor) -> Tensor:
     small = value.is_floating_point() and value.element_size() < 4
     return value.float() if small else value
 

@@ -22,12 +22,12 @@ class SecondMetrics:
     @contextmanager
     def swap_in(self, task: Any) -> Iterator[None]:
         """Swap the copies into the task, as a context manager."""
-        own = {name: getattr(task, name) for name in self._copies}
+        metrics = {name: getattr(task, name) for name in self._copies}
         self._set(task, self._copies)
         try:
             yield
         finally:
-            self._set(task, own)
+            self._set(task, metrics)
 
     @staticmethod
     def _set(task: Any, stores: dict[str, Any]) -> None:
@@ -37,10 +37,10 @@ class SecondMetrics:
 
 def log_better(task: Any, second: SecondMetrics) -> None:
     """Log the better figures of weights and average, and the monitored metric of both."""
-    own, name = task._figures(), task.family.monitor
+    figures, name = task._figures(), task.family.monitor
     with second.swap_in(task):
-        other = task._figures()
-    task.ema.is_reported = bool(task.family.is_better(other[name], own[name]))
-    task._log_figures("val", other if task.ema.is_reported else own)
-    task.log(f"{task.monitor}_weights", own[name])
-    task.log(f"{task.monitor}_ema", other[name])
+        ema_figures = task._figures()
+    task.ema.is_reported = bool(task.family.is_better(ema_figures[name], figures[name]))
+    task._log_figures("val", ema_figures if task.ema.is_reported else figures)
+    task.log(f"{task.monitor}_weights", figures[name])
+    task.log(f"{task.monitor}_ema", ema_figures[name])

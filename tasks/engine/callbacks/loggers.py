@@ -84,8 +84,8 @@ class CsvLog(RunLog):
     @rank_zero_only
     def resume_at(self, step: int, *, validates: bool = False) -> None:
         """Keep the rows before this step; a line that was cut off goes with the others."""
-        found = [] if self.path.is_symlink() else read_rows(self.path)  # a file replaces the link
-        rows = [row for row in found if row["step"] < step]
+        table = [] if self.path.is_symlink() else read_rows(self.path)  # a file replaces the link
+        rows = [row for row in table if row["step"] < step]
         if validates and rows and rows[-1]["step"] == step - 1:
             # Its figures have the number of the step that it follows, and maybe that step's row.
             last = {k: v for k, v in rows.pop().items() if not k.startswith("val/")}
@@ -119,10 +119,10 @@ class CsvLog(RunLog):
                     self._pending[0], start = {**self._last, **self._pending[0]}, self._last_start
                 self._write_from(start, [_line(row, self._columns) for row in self._pending])
             else:
-                written = read_rows(self.path)
-                if written and written[-1]["step"] == self._pending[0]["step"]:
-                    self._pending[0] = {**written.pop(), **self._pending[0]}
-                self._write_all([*written, *self._pending])
+                rows = read_rows(self.path)
+                if rows and rows[-1]["step"] == self._pending[0]["step"]:
+                    self._pending[0] = {**rows.pop(), **self._pending[0]}
+                self._write_all([*rows, *self._pending])
             self._last = self._pending[-1]
         except OSError as error:
             # A full disk must not end a training whose checkpoints may lie elsewhere.

@@ -100,8 +100,8 @@ class BestCheckpoint(RankedCheckpoint, CompletedCheckpoint):
             latest = metrics[self.monitor] = torch.tensor(worst / (1 + trainer.global_step))
             best = self.best_model_score
             stays = best is not None and (best < latest) == (self.mode == "min")
-            kept = "the best of those before" if stays else "the latest checkpoint"
-            warn_absent(self.monitor, f"best.ckpt is {kept}")
+            content = "the best of those before" if stays else "the latest checkpoint"
+            warn_absent(self.monitor, f"best.ckpt is {content}")
 
 
 class StopEarly(EarlyStopping):
@@ -199,10 +199,10 @@ class TopCheckpoints(RankedCheckpoint):
         super().load_state_dict(state_dict)
         scores = self.best_k_models
         ranked = sorted(scores, key=self._error)
-        kept, self._beyond = ranked[: self.save_top_k], ranked[self.save_top_k :]
-        self.best_k_models = {path: scores[path] for path in kept}
+        paths, self._beyond = ranked[: self.save_top_k], ranked[self.save_top_k :]
+        self.best_k_models = {path: scores[path] for path in paths}
         if self._beyond:
-            self.kth_best_model_path, self.kth_value = kept[-1], scores[kept[-1]]
+            self.kth_best_model_path, self.kth_value = paths[-1], scores[paths[-1]]
             self._rank()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -57,9 +57,9 @@ class Pace(Callback):
 
     def __str__(self) -> str:
         """``85.3 images/s, 3 min 20 s left``, as far as known."""
-        rate, left = self.samples_per_second, self.seconds_left
+        rate, seconds = self.samples_per_second, self.seconds_left
         parts = [] if rate is None else [f"{rate:.3g} {self.unit}/s"]
-        return ", ".join([*parts, f"{duration(left)} left"] if left else parts)
+        return ", ".join([*parts, f"{duration(seconds)} left"] if seconds else parts)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -103,9 +103,9 @@ class Pace(Callback):
         self._mark, self._ended = now, _event(trainer)
         if len(self._gaps) > MOST_GAPS:
             self._read_gaps()
-        done, left = trainer.global_step - self._first_step, self._steps - trainer.global_step
-        if done and left < float("inf"):
-            self._left = left * (now - self._start) / done
+        steps, rest = trainer.global_step - self._first_step, self._steps - trainer.global_step
+        if steps and rest < float("inf"):
+            self._left = rest * (now - self._start) / steps
 
     def _read_gaps(self) -> None:
         """Add the waits that a GPU has measured."""
@@ -137,8 +137,8 @@ def batches_to_run(trainer: Any) -> int:
     batches = trainer.num_training_batches
     if trainer.max_steps < 0:
         return int(batches)
-    left = trainer.max_steps - trainer.current_epoch * _steps_per_epoch(trainer)
-    return int(min(batches, left * trainer.accumulate_grad_batches))
+    steps = trainer.max_steps - trainer.current_epoch * _steps_per_epoch(trainer)
+    return int(min(batches, steps * trainer.accumulate_grad_batches))
 
 
 def _steps_per_epoch(trainer: Any) -> int:
@@ -189,16 +189,16 @@ class PaceBar(DescribedBar):
         """Return the metrics shown behind the bar."""
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics |= {name: loss.item() for name, loss in latest(pl_module).items()}
-        rate, left = self._pace.samples_per_second, self._pace.seconds_left
+        rate, seconds = self._pace.samples_per_second, self._pace.seconds_left
         metrics |= {} if rate is None else {f"{self._pace.unit}/s": f"{rate:.3g}"}
-        return metrics | ({"left": duration(left)} if left else {})
+        return metrics | ({"left": duration(seconds)} if seconds else {})
 
 
 def duration(seconds: float) -> str:
     """``12 s``, ``3 min 20 s`` or ``2 h 5 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"

@@ -134,12 +134,12 @@ def times(profiler: SimpleProfiler) -> str:
     """Return a table of a simple profiler, longest first; its own is 300 columns wide."""
     total = time.perf_counter() - profiler.start_time
     rows = [f"{'action':{WIDTH}}  {'calls':>7}  {'mean s':>9}  {'total s':>9}  {'%':>5}"]
-    found = sorted(profiler.recorded_durations.items(), key=lambda item: -sum(item[1]))
-    for action, seconds in found:
+    actions = sorted(profiler.recorded_durations.items(), key=lambda item: -sum(item[1]))
+    for action, seconds in actions:
         name = re.sub(r"\{.*?\}", "", action)  # the options of a callback
-        own = sum(seconds)
+        cost = sum(seconds)
         rows.append(
-            f"{name[:WIDTH]:{WIDTH}}  {len(seconds):7}  {own / len(seconds):9.5f}  {own:9.3f}  "
-            f"{100 * own / total:5.1f}"
+            f"{name[:WIDTH]:{WIDTH}}  {len(seconds):7}  {cost / len(seconds):9.5f}  {cost:9.3f}  "
+            f"{100 * cost / total:5.1f}"
         )
     return "\n".join(rows)

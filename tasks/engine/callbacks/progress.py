@@ -116,6 +116,6 @@ class ProgressLines(Callback):
         self._print(where, metrics | latest(pl_module))
 
     def _print(self, where: str, metrics: Mapping[str, Any]) -> None:
-        shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
+        figures = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
         pace = f"  {self.pace}" if self.pace is not None and str(self.pace) else ""
-        log_info(f"{where}  {shown}{pace}  ({time.perf_counter() - self._epoch_start:.0f} s)")
+        log_info(f"{where}  {figures}{pace}  ({time.perf_counter() - self._epoch_start:.0f} s)")

@@ -37,13 +37,13 @@ def built_config(task: Any) -> dict[str, Any]:
 
 def _complete(backbone: Any) -> dict[str, Any]:
     """Return a backbone's arguments with all options of its mixers, whose defaults may change."""
-    found = dict(backbone.made_by)
+    options = dict(backbone.made_by)
     mixer, token_mixer = (backbone.record.get(kind) for kind in ("mixer", "token_mixer"))
     if isinstance(mixer, Mapping):  # the backbone's name has its name
         mixer = {key: value for key, value in mixer.items() if key != "name"}
     if mixer is not None:
-        found["mixer"] = mixer
-    return found if token_mixer is None else {**found, "token_mixer": token_mixer}
+        options["mixer"] = mixer
+    return options if token_mixer is None else {**options, "token_mixer": token_mixer}
 
 
 def fingerprint_entry(backbone: Any) -> dict[str, Any]:

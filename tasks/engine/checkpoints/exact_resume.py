@@ -88,14 +88,14 @@ class ExactResume(Callback):
             seed_process(trainer.global_rank)
             return
         now = _position(trainer, validation_due=False)
-        for name, what in (
+        for name, noun in (
             ("world_size", "processes"),
             ("batches_per_epoch", "batches in an epoch"),
         ):
             before, after = getattr(self._expected, name), getattr(now, name)
             if before != after:
                 refuse_together(
-                    f"the run to resume had {before} {what}, now there are {after}; resume it "
+                    f"the run to resume had {before} {noun}, now there are {after}; resume it "
                     "with the same data and devices, or start a new run"
                 )
         _set_rates(trainer)

@@ -69,12 +69,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            kept = "the one before is kept" if target.is_file() else "there is none before it"
+            state = "the one before is kept" if target.is_file() else "there is none before it"
             reason = str(error)
             if isinstance(error, OSError) and error.filename is not None:
                 reason = f"{error.filename}: {error.strerror}"
             raise OSError(
-                f"the checkpoint {target} could not be written ({reason}); {kept}"
+                f"the checkpoint {target} could not be written ({reason}); {state}"
             ) from error
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -104,11 +104,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             ValueError: No such file, or one of a newer format.
             DamagedCheckpoint: Not a whole checkpoint of ours.
         """
-        held, self._held = self._held, None
-        if held is None or held.path != str(path):
-            held = open_own(path, map_location)
+        checkpoint, self._held = self._held, None
+        if checkpoint is None or checkpoint.path != str(path):
+            checkpoint = open_own(path, map_location)
         # Lightning's counters follow from the position; see ``ExactResume``.
-        return {key: value for key, value in held.content.items() if key != "loops"}
+        return {key: value for key, value in checkpoint.content.items() if key != "loops"}
 
 
 def is_chosen(name: str) -> bool:
@@ -125,16 +125,16 @@ def keep_only(folder: Path, choice: str) -> None:
     """
     if not (folder / LAST).is_file():
         return
-    kept = KEPT[choice]
-    if not all((folder / name).is_file() for name in kept):
-        kept = KEPT["all"]  # without validation there is only the last one
-    if kept == KEPT["all"]:
+    names = KEPT[choice]
+    if not all((folder / name).is_file() for name in names):
+        names = KEPT["all"]  # without validation there is only the last one
+    if names == KEPT["all"]:
         try:
             open_own(folder / LAST)
         except ValueError as error:
             log_info(f"{error}. {PREVIOUS} stays")
             return
-    for name in {BEST, LAST, PREVIOUS}.difference(kept):
+    for name in {BEST, LAST, PREVIOUS}.difference(names):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -57,9 +57,9 @@ def check_continues(checkpoint: Checkpoint, task: BaseTask, *, sharded: bool = F
         return  # torch itself compares the states of sharded weights, by name
     optimizer = build_optimizer(task.model, task._rules, **task.optimizer_options)
     schedule = LambdaLR(optimizer, lambda step: 1.0).state_dict()
-    own = optimizer.state_dict()["param_groups"]
+    groups = optimizer.state_dict()["param_groups"]
     problem = (
-        _misfit(states[0]["param_groups"], own, "param_groups")
+        _misfit(states[0]["param_groups"], groups, "param_groups")
         or _misfit(schedules[0], schedule, "lr_schedulers.0")
         or next((f"lr_schedulers.0.{k} is unknown" for k in schedules[0].keys() - schedule), None)
         or _state_misfit(states[0], optimizer)
@@ -83,7 +83,7 @@ def _misfit(found: Any, own: Any, place: str) -> str | None:
     if isinstance(own, Mapping):
         if not isinstance(found, Mapping):
             return f"{place} must be a dictionary"
-        flags = {key: one for key, one in own.items() if one is None or isinstance(one, bool)}
+        flags = {key: flag for key, flag in own.items() if flag is None or isinstance(flag, bool)}
         complete = {**flags, **found}
         items = [(f"{place}.{key}", complete.get(key), value) for key, value in own.items()]
     elif isinstance(own, list | tuple):
@@ -91,8 +91,8 @@ def _misfit(found: Any, own: Any, place: str) -> str | None:
             return f"{place} must be a list of {len(own)}"
         items = [(f"{place}.{i}", *pair) for i, pair in enumerate(zip(found, own, strict=True))]
     elif own is None or isinstance(own, bool):
-        free = place.endswith(FREE_FLAGS) and isinstance(found, bool)
-        return None if free or found is own or found is bool(own) else f"{place} must be {own}"
+        is_free = place.endswith(FREE_FLAGS) and isinstance(found, bool)
+        return None if is_free or found is own or found is bool(own) else f"{place} must be {own}"
     elif isinstance(own, Tensor) and own.ndim:
         fits = isinstance(found, Tensor) and found.shape == own.shape
         return None if fits else f"{place} must be a tensor of {tuple(own.shape)}"
@@ -116,8 +116,8 @@ def _state_misfit(found: Mapping[str, Any], optimizer: Optimizer) -> str | None:
     groups = zip(found["param_groups"], optimizer.param_groups, strict=True)
     parameters = {
         key: parameter
-        for saved, own in groups
-        for key, parameter in zip(saved["params"], own["params"], strict=True)
+        for saved, group in groups
+        for key, parameter in zip(saved["params"], group["params"], strict=True)
     }
     probes = _probe(optimizer, {parameter.shape for parameter in parameters.values()})
     for key, state in found["state"].items():
@@ -136,8 +136,8 @@ def _state_misfit(found: Mapping[str, Any], optimizer: Optimizer) -> str | None:
 
 def _probe(optimizer: Optimizer, shapes: set[torch.Size]) -> dict[torch.Size, dict[str, Any]]:
     """Return the state that a first step gives to a parameter of each shape."""
-    known = inspect.signature(type(optimizer)).parameters
-    options = {key: value for key, value in optimizer.defaults.items() if key in known}
+    parameters = inspect.signature(type(optimizer)).parameters
+    options = {key: value for key, value in optimizer.defaults.items() if key in parameters}
     probes = {shape: torch.ones(shape, requires_grad=True) for shape in shapes}
     group = {**optimizer.defaults, "params": list(probes.values())}  # not all are arguments
     trial: Any = type(optimizer)([group], **options)

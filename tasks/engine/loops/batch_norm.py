@@ -31,8 +31,8 @@ def share_statistics(model: nn.Module, reduce: Callable[..., Tensor]) -> None:
     if not statistics:
         return
     # One message for all of them, in float32 at least.
-    wide = [value.to(torch.promote_types(value.dtype, torch.float32)) for value in statistics]
-    flat = torch.cat([value.flatten() for value in wide])
+    tensors = [value.to(torch.promote_types(value.dtype, torch.float32)) for value in statistics]
+    flat = torch.cat([value.flatten() for value in tensors])
     mean = reduce(flat, reduce_op="mean")
     for value, part in zip(statistics, mean.split([v.numel() for v in statistics]), strict=True):
         value.copy_(part.view_as(value))

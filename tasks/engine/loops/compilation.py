@@ -45,13 +45,13 @@ class FirstShapes:
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the compiled block, or the block itself for a new shape after the limit."""
         mode = self.block.training, torch.is_grad_enabled()
-        known = self.shapes.setdefault(mode, set())
+        history = self.shapes.setdefault(mode, set())
         values = (*args, *options.values())
-        shapes = tuple(one.shape if isinstance(one, Tensor) else one for one in values)
-        if shapes not in known and len(known) >= MAX_SHAPES:
+        shapes = tuple(value.shape if isinstance(value, Tensor) else value for value in values)
+        if shapes not in history and len(history) >= MAX_SHAPES:
             self.tell()
             return self.block._call_impl(*args, **options)
-        known.add(shapes)
+        history.add(shapes)
         return self.compiled(*args, **options)
 
 
@@ -112,10 +112,10 @@ def check_compiler(device: torch.device) -> None:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        needed = "a C++ compiler (apt-get install g++)" if device.type == "cpu" else "triton"
+        requirement = "a C++ compiler (apt-get install g++)" if device.type == "cpu" else "triton"
         raise ValueError(
             f"trainer.compile=true, but torch.compile does not work here: {lines[0]}; it needs "
-            f"{needed}; pass trainer.compile=false to run without"
+            f"{requirement}; pass trainer.compile=false to run without"
         ) from error
 
 

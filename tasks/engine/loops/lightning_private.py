@@ -92,8 +92,8 @@ class EpochLoop(_TrainingEpochLoop):
     @property
     def is_between_steps(self) -> bool:
         """True while the epoch waits for its next batch and has trained on those before it."""
-        done = self.batch_progress.current
-        return 0 < done.ready == done.completed and not self._should_accumulate()
+        batches = self.batch_progress.current
+        return 0 < batches.ready == batches.completed and not self._should_accumulate()
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on the next batch."""
@@ -124,9 +124,9 @@ class EpochLoop(_TrainingEpochLoop):
         if not isinstance(every, int) or not self._should_check_val_epoch():
             return False
         by_epoch = trainer.check_val_every_n_epoch is not None
-        done = 1 + (self.batch_idx if by_epoch else self.total_batch_idx)
-        before = done - 1 - self.batch_idx % trainer.accumulate_grad_batches
-        return done // every > before // every
+        count = 1 + (self.batch_idx if by_epoch else self.total_batch_idx)
+        before = count - 1 - self.batch_idx % trainer.accumulate_grad_batches
+        return count // every > before // every
 
     def _ends_training(self) -> bool:
         trainer = self.trainer
@@ -163,9 +163,9 @@ class FitLoop(_FitLoop):
 
 def use_exact_loops(trainer: Trainer) -> None:
     """Replace the training loops of a trainer by those of this file."""
-    own = trainer.fit_loop
-    loop = FitLoop(trainer, min_epochs=own.min_epochs, max_epochs=own.max_epochs)
-    loop.epoch_loop = EpochLoop(trainer, own.min_steps, own.max_steps)
+    fit_loop = trainer.fit_loop
+    loop = FitLoop(trainer, min_epochs=fit_loop.min_epochs, max_epochs=fit_loop.max_epochs)
+    loop.epoch_loop = EpochLoop(trainer, fit_loop.min_steps, fit_loop.max_steps)
     trainer.fit_loop = loop
 
 
@@ -198,12 +198,12 @@ def loop_state(fresh: Mapping[str, Any], position: Position) -> dict[str, Any]:
     stepped = position.step - unfinished
     state["epoch_loop.state_dict"] = {"_batches_that_stepped": stepped}
     steps = {"ready": position.step, "completed": position.step}
-    done = {"total": steps, "current": steps}
+    progress = {"total": steps, "current": steps}
     begun_steps = {**steps, "started": position.step}
     zeroed = {"total": begun_steps, "current": begun_steps}
-    optimizer = {"optimizer": {"step": done, "zero_grad": zeroed}}
+    optimizer = {"optimizer": {"step": progress, "zero_grad": zeroed}}
     state["epoch_loop.automatic_optimization.optim_progress"] = optimizer
-    state["epoch_loop.scheduler_progress"] = done
+    state["epoch_loop.scheduler_progress"] = progress
     return state
 
 
@@ -246,12 +246,12 @@ def watching_processes(watch: Callable[[list[subprocess.Popen[bytes]]], None]) -
     It replaces Lightning's own watch, which kills the first process without a message.
     """
     module: Any = subprocess_script
-    own = module._launch_process_observer
+    observer = module._launch_process_observer
     module._launch_process_observer = watch
     try:
         yield
     finally:
-        module._launch_process_observer = own
+        module._launch_process_observer = observer
 
 
 class CompletedCheckpoint(ModelCheckpoint):

@@ -41,12 +41,12 @@ def refuse_together(problem: str | None) -> None:
         SystemExit: In the others, without a message.
     """
     problems = gather_objects(problem)
-    for rank, found in enumerate(problems):
-        if found is None:
+    for rank, message in enumerate(problems):
+        if message is None:
             continue
         if len(problems) > 1 and dist.get_rank() > 0:
             raise SystemExit(2)
-        raise ValueError(f"process {rank} of the run: {found}" if rank else found)
+        raise ValueError(f"process {rank} of the run: {message}" if rank else message)
 
 
 def mean_over_processes(strategy: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -84,8 +84,8 @@ class Stop:
             with self._watched():
                 yield
         finally:
-            for taken in list(self._before):
-                self.release(taken)
+            for number in list(self._before):
+                self.release(number)
             signal.signal(signal.SIGALRM, alarm)
             self.signum, self.finishing, self.joined = None, False, False
 

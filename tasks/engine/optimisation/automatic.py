@@ -135,12 +135,12 @@ def reuse_choices(config: RunConfig, folder: Path) -> None:
         setattr(config, group, options)
     reasons = before.get(CHOSEN) or {}
     lengths = [key for key in (EPOCHS, STEPS) if key not in keys]
-    if any(_get(config, key) != _stored(before, key) for key in lengths):
+    if any(_get(config, key) != _stored_value(before, key) for key in lengths):
         keys = [key for key in keys if key not in reasons or key not in (WARMUP, MILESTONES)]
     for key in keys:
-        _set(config, key, _stored(before, key))
+        _set(config, key, _stored_value(before, key))
     if RATE in keys:
-        _set(config, REFERENCE, _stored(before, REFERENCE))
+        _set(config, REFERENCE, _stored_value(before, REFERENCE))
     if keys:
         config.automatic = {key: reasons[key] for key in keys if key in reasons}
 
@@ -162,8 +162,8 @@ def with_measured(data: Mapping[str, Any], saved: Any) -> dict[str, Any]:
     """Return the options of data with what was measured for the config of a trained network."""
     before = (saved or {}).get("data") or {}
     names = [key.rpartition(".")[2] for key in MEASURED]
-    taken = {key: before[key] for key in names if key in before and data.get(key) is None}
-    return {**data, **(taken if data.get("bands") is not None else {})}
+    facts = {key: before[key] for key in names if key in before and data.get(key) is None}
+    return {**data, **(facts if data.get("bands") is not None else {})}
 
 
 def choose_values(config: RunConfig, datamodule: Any, backbone: nn.Module) -> None:
@@ -180,19 +180,19 @@ def choose_values(config: RunConfig, datamodule: Any, backbone: nn.Module) -> No
     rule, trainer = find_rule(config.task_name), config.trainer
     devices = count_devices(trainer) * int(trainer["num_nodes"])
     images, val_images = (len(datamodule.dataset(split)) for split in ("train", "val"))
-    chosen = {BATCH: (_choose_batch(rule, images, devices), f"{images} training images")}
+    choices = {BATCH: (_choose_batch(rule, images, devices), f"{images} training images")}
     if BATCH in keys:
-        _set(config, BATCH, chosen[BATCH][0])
+        _set(config, BATCH, choices[BATCH][0])
         datamodule.set_batch_size(config.data["batch_size"], config.data["eval_batch_size"])
     batches = datamodule.batches("train", devices)
     total = datamodule.training_batch(devices) * devices * batches_per_step(trainer, batches)
     start = PRETRAINED if config.backbone["pretrained"] else _find_random_start(backbone)
-    chosen[RATE] = _choose_rate(rule, images, total, start)
+    choices[RATE] = _choose_rate(rule, images, total, start)
     per_epoch = steps_per_epoch(trainer, batches)
-    chosen |= _choose_schedule(rule, trainer, images, val_images, per_epoch)
+    choices |= _choose_schedule(rule, trainer, images, val_images, per_epoch)
     for key in keys:
-        _set(config, key, chosen[key][0])
-    config.automatic = {**(config.automatic or {}), **{key: chosen[key][1] for key in keys}}
+        _set(config, key, choices[key][0])
+    config.automatic = {**(config.automatic or {}), **{key: choices[key][1] for key in keys}}
 
 
 def steps_per_epoch(trainer: Mapping[str, Any], batches: int) -> int:
@@ -215,10 +215,10 @@ def describe_choice(config: RunConfig, images: int, per_epoch: int) -> str | Non
     keys, unit = config.automatic, find_family(config.task_name).unit
     if not keys:
         return None
-    chosen = ", ".join(f"{key}={_format_value(_get(config, key))}" for key in keys)
+    text = ", ".join(f"{key}={_format_value(_get(config, key))}" for key in keys)
     epochs = config.trainer["max_epochs"]
     length = f" ({epochs * per_epoch:,} steps)" if EPOCHS in keys and epochs > 0 else ""
-    return f"Chosen for {images:,} training {unit}: {chosen}{length}"
+    return f"Chosen for {images:,} training {unit}: {text}{length}"
 
 
 def describe_rate(config: RunConfig, batch: int, devices: int, accumulated: int) -> str:
@@ -252,9 +252,9 @@ def describe_rate(config: RunConfig, batch: int, devices: int, accumulated: int)
 def _describe_scales(optimizer: Mapping[str, Any]) -> str:
     """Return the end of that line: the options that scale rates of single parameters."""
     groups = any("lr_scale" in group for group in optimizer.get("groups") or ())
-    named = {"optimizer.layer_decay": optimizer.get("layer_decay"), "optimizer.groups": groups}
-    given = [name for name, value in named.items() if value]
-    return f", scaled per parameter by {' and '.join(given)}" if given else ""
+    options = {"optimizer.layer_decay": optimizer.get("layer_decay"), "optimizer.groups": groups}
+    names = [name for name, value in options.items() if value]
+    return f", scaled per parameter by {' and '.join(names)}" if names else ""
 
 
 def comment_auto(text: str) -> str:
@@ -267,8 +267,8 @@ def comment_auto(text: str) -> str:
 def _choose_batch(rule: ScheduleRule, images: int, devices: int) -> int:
     """Return the batch size per device."""
     total = next((batch for most, batch in rule.batches if images <= most), None)
-    own = rule.device_batch if total is None else min(rule.device_batch, total // devices)
-    return max(1, min(own, images // devices))
+    device_batch = rule.device_batch if total is None else min(rule.device_batch, total // devices)
+    return max(1, min(device_batch, images // devices))
 
 
 def _choose_rate(rule: ScheduleRule, images: int, total: int, start: str) -> Choice:
@@ -288,17 +288,17 @@ def _find_random_start(backbone: nn.Module) -> str:
     from torch.nn.modules.batchnorm import _BatchNorm
 
     modules = list(backbone.modules())
-    others = any(isinstance(module, GroupNorm | LayerNorm | RMSNorm) for module in modules)
+    has_other_norms = any(isinstance(module, GroupNorm | LayerNorm | RMSNorm) for module in modules)
     batch_norms = any(isinstance(module, _BatchNorm) for module in modules)
-    return BATCH_NORM if batch_norms and not others else RANDOM
+    return BATCH_NORM if batch_norms and not has_other_norms else RANDOM
 
 
 def _choose_schedule(
     rule: ScheduleRule, trainer: Mapping[str, Any], images: int, val_images: int, per_epoch: int
 ) -> dict[str, Choice]:
     """Return warm-up, milestones, length and validation interval, in epochs."""
-    wanted = max(rule.seen / math.sqrt(images), rule.least_epochs(images))
-    usual = max(1, round(min(wanted, MAX_EPOCHS)))
+    ideal_epochs = max(rule.seen / math.sqrt(images), rule.least_epochs(images))
+    usual = max(1, round(min(ideal_epochs, MAX_EPOCHS)))
     steps, epochs = trainer["max_steps"], trainer["max_epochs"]
     reason = f"{images} training images"
     if epochs == AUTO:
@@ -330,7 +330,7 @@ def _get(config: RunConfig, key: str) -> Any:
     return getattr(config, group).get(name)
 
 
-def _stored(saved: Mapping[str, Any], key: str) -> Any:
+def _stored_value(saved: Mapping[str, Any], key: str) -> Any:
     group, _, name = key.partition(".")
     return saved[group].get(name)
 

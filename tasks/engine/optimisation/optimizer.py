@@ -89,9 +89,9 @@ def build_optimizer(
     wrong = reference_batch is not None and reference_batch < 1
     _refuse(wrong, f"optimizer.reference_batch must be at least 1 or null, got {reference_batch}")
     rate = lr if batch is None else scaled_lr(lr, reference_batch, batch)
-    known = inspect.signature(create).parameters.keys() - {"params"}
-    strange = sorted(options.keys() - known)
-    _refuse(bool(strange), f"{name} has no option {strange}; it has {listed(sorted(known))}")
+    names = inspect.signature(create).parameters.keys() - {"params"}
+    strange = sorted(options.keys() - names)
+    _refuse(bool(strange), f"{name} has no option {strange}; it has {listed(sorted(names))}")
     count = _num_betas(name, create)
     betas = options.get("betas", (0,) * count)
     wrong = not isinstance(betas, list | tuple) or len(betas) != count
@@ -121,14 +121,14 @@ def optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
     """
     if name == "sgd":
         return torch.optim.SGD
-    known = optimizer_names()
+    names = optimizer_names()
     if name == "adahessian":
         raise ValueError(
             "optimizer.name=adahessian needs second derivatives in each step, which training here "
             "does not compute; pass another name, such as optimizer.name=adamw"
         )
-    if name not in known:
-        raise ValueError(unknown("optimiser (optimizer.name)", name, known))
+    if name not in names:
+        raise ValueError(unknown("optimiser (optimizer.name)", name, names))
     if name in SCHEDULE_FREE:
         try:
             return getattr(importlib.import_module("schedulefree"), SCHEDULE_FREE[name])
@@ -141,10 +141,10 @@ def optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
         return get_optimizer_class(name, bind_defaults=False)
     except (ImportError, AssertionError) as error:  # timm asserts that there is a GPU
         package = str(get_optimizer_info(name).opt_class).partition(".")[0]
-        plain = name.removeprefix("fused").removeprefix("bnb").removesuffix("8bit")
+        torch_name = name.removeprefix("fused").removeprefix("bnb").removesuffix("8bit")
         raise ValueError(
             f"optimizer.name={name} needs an NVIDIA GPU and the package {package}; install it, or "
-            f"pass optimizer.name={plain if plain in known else 'adamw'}"
+            f"pass optimizer.name={torch_name if torch_name in names else 'adamw'}"
         ) from error
 
 
@@ -163,14 +163,14 @@ def check_optimizer(options: Mapping[str, Any]) -> None:
     Raises:
         ValueError: Unknown name or option, or a value out of range.
     """
-    own = {key: value for key, value in options.items() if key not in RULES}
-    build_optimizer(nn.Linear(1, 1, bias=False), **own)
+    own_options = {key: value for key, value in options.items() if key not in RULES}
+    build_optimizer(nn.Linear(1, 1, bias=False), **own_options)
 
 
 def optimizer_rules(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Rule]:
     """Rate and decay of each parameter, by its name, from the options of ``build_optimizer``."""
-    chosen = {key: options[key] for key in RULES if key in options}
-    return parameter_rules(model, options.get("weight_decay", 0.0), **chosen)
+    rules = {key: options[key] for key in RULES if key in options}
+    return parameter_rules(model, options.get("weight_decay", 0.0), **rules)
 
 
 def learning_rate_factor(
@@ -296,8 +296,8 @@ def _phases(
     shape = decay_fn or {"wsd": "1-sqrt", "rsqrt": "linear"}[name]
     _refuse(shape not in DECAYS, f"schedule.decay_fn must be one of {', '.join(DECAYS)}, "
                                  f"got {decay_fn!r}")  # fmt: skip
-    wanted = 0.2 if decay_epochs is None else decay_epochs
-    decayed = round(wanted * (steps if wanted < 1 else steps_per_epoch))
+    share = 0.2 if decay_epochs is None else decay_epochs
+    decayed = round(share * (steps if share < 1 else steps_per_epoch))
     unscaled = name == "rsqrt" and timescale <= 0
     _refuse(unscaled, "schedule.name=rsqrt needs schedule.stable_timescale=<epochs> or a warm-up")
 
@@ -305,10 +305,10 @@ def _phases(
         stable = 1.0
         if name == "rsqrt":
             stable = max(last, (1 + step / (timescale * steps_per_epoch)) ** -0.5)
-        done = step - (steps - decayed)
-        if done <= 0:
+        position = step - (steps - decayed)
+        if position <= 0:
             return stable
-        return last + (stable - last) * DECAYS[shape](min(done / max(1, decayed), 1.0))
+        return last + (stable - last) * DECAYS[shape](min(position / max(1, decayed), 1.0))
 
     return factor
 
@@ -323,8 +323,8 @@ def _share(
     usual: float,
 ) -> float:
     """Return a rate over the top rate, given as such or as the rate itself."""
-    both = ratio is not None and rate is not None
-    _refuse(both, f"schedule.{rate_name} and schedule.{ratio_name} exclude each other; "
+    has_both = ratio is not None and rate is not None
+    _refuse(has_both, f"schedule.{rate_name} and schedule.{ratio_name} exclude each other; "
                   f"set one of them to null")  # fmt: skip
     if rate is None:
         share = usual if ratio is None else ratio

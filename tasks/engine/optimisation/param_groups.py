@@ -74,29 +74,29 @@ def parameter_rules(
         )
     if weight_decay < 0:
         raise ValueError(f"optimizer.weight_decay must not be below 0, got {weight_decay}")
-    chosen = [_group(index, options) for index, options in enumerate(groups or ())]
+    choices = [_group(index, options) for index, options in enumerate(groups or ())]
     scales = {}
     if layer_decay is not None:
         scales = _scales(model, layer_decay, layers or "blocks", earlier=earlier)
     exempt = without_decay(model, hosts_only=earlier)
     multipliers = {} if earlier else getattr(model, "multipliers", {})
-    rules, unmatched = {}, {group.match for group in chosen}
+    rules, unmatched = {}, {group.match for group in choices}
     for name, parameter in model.named_parameters():
-        shown = name.removeprefix("model.")
-        group = next((g for g in chosen if fnmatchcase(shown, g.match)), None)
-        unmatched -= {g.match for g in chosen if fnmatchcase(shown, g.match)}
+        label = name.removeprefix("model.")
+        group = next((g for g in choices if fnmatchcase(label, g.match)), None)
+        unmatched -= {g.match for g in choices if fnmatchcase(label, g.match)}
         scale, decay = scales.get(parameter, 1.0), 0.0 if name in exempt else weight_decay
         if group is None:
-            of_rate, of_decay = _multiplier(multipliers, shown)
+            of_rate, of_decay = _multiplier(multipliers, label)
             scale, decay = scale * of_rate, decay * of_decay
         else:
             scale *= group.lr_scale
             decay = decay if group.weight_decay is None else group.weight_decay
         rules[name] = Rule(scale, name in exempt, decay)
     if unmatched:
-        known = [name.removeprefix("model.") for name in rules]
-        some = f"names are such as {known[0]} and {known[-1]}; * stands for any part of one."
-        raise ValueError(unknown("parameter (optimizer.groups)", min(unmatched), known, some))
+        names = [name.removeprefix("model.") for name in rules]
+        some = f"names are such as {names[0]} and {names[-1]}; * stands for any part of one."
+        raise ValueError(unknown("parameter (optimizer.groups)", min(unmatched), names, some))
     return rules
 
 
@@ -123,10 +123,10 @@ def stored_rules(
     backbone = getattr(model, "backbone", None)
     if backbone is not None and getattr(backbone, "frozen_stages", -1) >= 0:
         for name, parameter in backbone.named_parameters():
-            if name.startswith(tuple(backbone.layer_ids.added)):
+            if name.startswith(tuple(backbone.layer_ids.tail)):
                 parameter.requires_grad_(True)  # earlier releases left it out of the stem
-    chosen = {key: options[key] for key in RULES if key in options}
-    return parameter_rules(model, options.get("weight_decay", 0.0), earlier=True, **chosen)
+    rule_options = {key: options[key] for key in RULES if key in options}
+    return parameter_rules(model, options.get("weight_decay", 0.0), earlier=True, **rule_options)
 
 
 def param_groups(model: nn.Module, rules: Mapping[str, Rule], lr: float) -> list[dict[str, Any]]:
@@ -171,12 +171,12 @@ def _group(index: int, options: Mapping[str, Any]) -> Group:
         )
     check_complete(group, options, name)
     check_arguments(group, options, name)
-    made = group(**options)
-    if made.lr_scale <= 0:
-        raise ValueError(f"{name}.lr_scale must be above 0, got {made.lr_scale}")
-    if made.weight_decay is not None and made.weight_decay < 0:
-        raise ValueError(f"{name}.weight_decay must not be below 0, got {made.weight_decay}")
-    return made
+    result = group(**options)
+    if result.lr_scale <= 0:
+        raise ValueError(f"{name}.lr_scale must be above 0, got {result.lr_scale}")
+    if result.weight_decay is not None and result.weight_decay < 0:
+        raise ValueError(f"{name}.weight_decay must not be below 0, got {result.weight_decay}")
+    return result
 
 
 def _multiplier(multipliers: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
@@ -199,8 +199,8 @@ def _scales(
             f"optimizer.layer_decay={decay} has no effect, as the layers of {backbone.name} are "
             "unknown; leave it out"
         )
-    added = backbone.layer_ids.added if earlier else ()
+    prefixes = backbone.layer_ids.tail if earlier else ()
     return {
-        parameter: 1.0 if name.startswith(tuple(added)) else scales[name]
+        parameter: 1.0 if name.startswith(tuple(prefixes)) else scales[name]
         for name, parameter in backbone.named_parameters()
     }

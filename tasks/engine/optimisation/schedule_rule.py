@@ -71,7 +71,7 @@ def published_schedule(
     milestones: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Return ``fixed`` of a rule, with a validation after each epoch."""
-    fixed: dict[str, Any] = {
+    values: dict[str, Any] = {
         BATCH: batch, RATE: rate, REFERENCE: reference, WARMUP: warmup, EPOCHS: epochs, INTERVAL: 1,
     }  # fmt: skip
-    return fixed if milestones is None else {**fixed, MILESTONES: list(milestones)}
+    return values if milestones is None else {**values, MILESTONES: list(milestones)}

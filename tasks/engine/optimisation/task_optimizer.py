@@ -39,8 +39,8 @@ def optimizer_and_schedule(task: Any) -> OptimizerLRScheduler:
     # In mixed precision Lightning cannot clip the gradients of a fused optimiser, which in float16
     # also unscales them by itself, after they are logged.
     clips = trainer.gradient_clip_val is not None and trainer.precision.endswith("-mixed")
-    apart = clips or trainer.precision == "16-mixed" or options.keys() & {"fused", "foreach"}
-    if optimizer_class(options["name"]) in kinds and not apart:
+    is_separate = clips or trainer.precision == "16-mixed" or options.keys() & {"fused", "foreach"}
+    if optimizer_class(options["name"]) in kinds and not is_separate:
         options["fused"] = True  # False would keep torch from its second choice, foreach
     trainer.fit_loop.setup_data()  # the estimate skips it if epochs are unlimited
     batch = examples_per_step(trainer) if options.get("reference_batch") else None
@@ -75,18 +75,18 @@ def check_training(task: Any, strategy: Any, batch: int) -> None:
         ValueError: Sharded weights would be averaged, or a rate exceeds the one for this batch.
     """
     options = task.optimizer_options
-    free = options["name"] in SCHEDULE_FREE
-    if isinstance(strategy, FSDPStrategy) and (free or task.ema is not None):
-        remedy = "another optimizer.name" if free else "task.ema=null"
+    is_schedule_free = options["name"] in SCHEDULE_FREE
+    if isinstance(strategy, FSDPStrategy) and (is_schedule_free or task.ema is not None):
+        remedy = "another optimizer.name" if is_schedule_free else "task.ema=null"
         raise ValueError(
             f"sharded weights cannot be averaged: pass {remedy}, or trainer=ddp to keep the average"
         )
-    if free and task.schedule_options["name"] != "constant":
+    if is_schedule_free and task.schedule_options["name"] != "constant":
         raise ValueError(
             f"optimizer.name={options['name']} averages the weights instead of lowering the "
             "rate: pass schedule.name=constant, with or without a warm-up"
         )
-    if free and type(task.ema) is WeightEMA:
+    if is_schedule_free and type(task.ema) is WeightEMA:
         raise ValueError(
             f"optimizer.name={options['name']} keeps its own average of the weights: pass "
             "task.ema=null"

@@ -108,11 +108,11 @@ def _check_events(text: str) -> None:
 
 def _bounded(content: Any, entries: int = MOST_ENTRIES) -> Any:
     """Return a content of plain values, with what aliases repeat counted each time."""
-    left, branches = entries, [(0, content)]
+    budget, branches = entries, [(0, content)]
     while branches:
         depth, value = branches.pop()
-        left -= 1
-        if depth > DEEPEST or left < 0:
+        budget -= 1
+        if depth > DEEPEST or budget < 0:
             raise ValueError(
                 f"it is nested deeper than {DEEPEST} levels or has more than {entries:,} entries"
             )

@@ -60,9 +60,9 @@ def with_earlier_options(config: Mapping[str, Any]) -> dict[str, Any]:
         backbone = config["backbone"]
     if not isinstance(backbone.get("mixer") or {}, Mapping):  # lists are of later versions
         return dict(config)
-    known = dict(backbone.get("mixer") or {})
+    mixer_options = dict(backbone.get("mixer") or {})
     earlier = [m for m in EARLIER_OPTIONS if str(backbone["name"]).endswith(f"_{m}")]
     options = {key: v for mixer in earlier for key, v in EARLIER_OPTIONS[mixer].items()}
-    if options.keys() <= known.keys():
+    if options.keys() <= mixer_options.keys():
         return dict(config)
-    return {**config, "backbone": {**backbone, "mixer": {**options, **known}}}
+    return {**config, "backbone": {**backbone, "mixer": {**options, **mixer_options}}}

@@ -85,11 +85,11 @@ class SavedRows(Sequence[Row]):
     def __getitem__(self, index: slice) -> list[Row]: ...
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
-            chosen = range(self.written)[index]
-            found = {i: row for i, row in enumerate(self) if i in chosen}
-            return [found[i] for i in chosen]
-        wanted = range(self.written)[index]
-        return next(itertools.islice(self, wanted, None))
+            indices = range(self.written)[index]
+            rows = {i: row for i, row in enumerate(self) if i in indices}
+            return [rows[i] for i in indices]
+        position = range(self.written)[index]
+        return next(itertools.islice(self, position, None))
 
     def __repr__(self) -> str:
         return f"SavedRows({str(self.file)!r}, {self.written})"

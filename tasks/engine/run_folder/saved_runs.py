@@ -78,10 +78,10 @@ def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
             inside = inside.with_name("last.ckpt")
         if inside.is_file():
             return inside
-        found = None if (path / CONFIG).is_file() else find_weights(path)
-        if found is None:
+        weights = None if (path / CONFIG).is_file() else find_weights(path)
+        if weights is None:
             raise ValueError(_without_checkpoint(path, inside))
-        return found
+        return weights
     if not path.is_file():
         raise ValueError(f"{path} does not exist; pass a checkpoint or run folder")
     return path

@@ -173,8 +173,8 @@ def _checked(path: Path, schema: type[M], content: Any) -> dict[str, Any]:
         validate(schema, content)
     except ValueError as error:
         raise DamagedFile(f"{path} is damaged: {error}") from None
-    found: dict[str, Any] = content
-    return found
+    values: dict[str, Any] = content
+    return values
 
 
 def read_run_config(path: Path) -> dict[str, Any]:

@@ -26,17 +26,17 @@ def check_sources(folder: Path, backbone: Mapping[str, Any], root: Path = ROOT) 
     Raises:
         ValueError: Names the files and where they are kept.
     """
-    kept = folder / FOLDER
-    files = [path for package in PACKAGES for path in sorted((kept / package).rglob("*.py"))]
-    names = [path.relative_to(kept) for path in files]
+    base = folder / FOLDER
+    files = [path for package in PACKAGES for path in sorted((base / package).rglob("*.py"))]
+    names = [path.relative_to(base) for path in files]
     missing = [str(name) for name in names if not (root / name).exists()]
     if not missing or _are_known(backbone):
         return
-    listed = ", ".join(missing)
+    text = ", ".join(missing)
     raise ValueError(
-        f"{folder} is a run of a network that this checkout lacks: {listed} "
-        f"{'is' if len(missing) == 1 else 'are'} missing from it and kept in {kept}. Read the code,"
-        f" then type: cp -r {kept / 'backbones'} {root}"
+        f"{folder} is a run of a network that this checkout lacks: {text} "
+        f"{'is' if len(missing) == 1 else 'are'} missing from it and kept in {base}. Read the code,"
+        f" then type: cp -r {base / 'backbones'} {root}"
     )
 
 
