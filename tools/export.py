@@ -39,7 +39,7 @@ from tools.cli.command import REFUSALS, exit_with, run_command
 from tools.cli.network_names import name_with_model, network_name
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import merge_options, read_network, run_options, split_backbone_options
-from tools.exports import (
+from tools.exports.requests import (
     COMPARED,
     TARGETS,
     ExportRequest,

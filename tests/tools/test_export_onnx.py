@@ -19,8 +19,9 @@ from tests.families import SMALLEST, shorten
 from tests.numbered import CLASSES, NATURAL, save_ours
 from tests.small_export import mixer_request, small_request
 from tools import export
-from tools.exports import ExportRequest, exporter, tracing
+from tools.exports import tracing
 from tools.exports.networks import build_export_network
+from tools.exports.requests import ExportRequest, exporter
 
 # Python code cuts their windows by counting, or their tables have one size (timm's ViT).
 FIXED = ("gmlp", "mixer", "posmlp", "timm")

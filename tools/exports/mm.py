@@ -25,7 +25,6 @@ from datamodules.dense.toolkit_data import require_package
 from heads.linear import LinearClassifier
 from heads.toolkits.toolkit import silence_toolkits
 from tools.bench.timed_networks import non_default_options
-from tools.exports import NUM_CLASSES, ExportRequest, check_equal
 from tools.exports.class_lists import (
     ANNOTATIONS,
     class_names,
@@ -44,6 +43,7 @@ from tools.exports.mm_configs import (
 from tools.exports.mm_inherit import write_config
 from tools.exports.networks import build_export_network
 from tools.exports.preprocessing import read_preprocessing
+from tools.exports.requests import NUM_CLASSES, ExportRequest, check_equal
 from tools.exports.standalone import check_standalone, write_standalone
 
 CONFIG, README = "config.py", "README.md"

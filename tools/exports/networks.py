@@ -15,8 +15,8 @@ from backbones.checkpoints.opening import Checkpoint
 from backbones.lora import merge_adapters
 from heads.linear import LinearClassifier
 from tasks.engine.loading import open_task
-from tools.exports import NUM_CLASSES, ExportRequest, seeded
 from tools.exports.class_lists import class_names
+from tools.exports.requests import NUM_CLASSES, ExportRequest, seeded
 
 Content = Literal["classifier", "maps", "dense"]
 

@@ -16,8 +16,8 @@ import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 from torch import Tensor, nn
 
-from tools.exports import ExportRequest, check_equal
 from tools.exports.networks import build_parts, export_class_names, list_outputs
+from tools.exports.requests import ExportRequest, check_equal
 from tools.exports.tracing import INPUT, LONG, Graph, find_calling_module, inference_form, trace
 from tools.exports.usage import Described, output_names, preprocessing, write_usage
 

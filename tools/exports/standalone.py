@@ -19,7 +19,7 @@ from torch import Tensor
 import backbones
 from backbones.options import mixer_names
 from backbones.registry import find_mixer, look_up
-from tools.exports import check_equal
+from tools.exports.requests import check_equal
 
 PACKAGE = Path(backbones.__file__).parent
 # Operators are compiled for one machine; without them torch's operations are used.

@@ -17,10 +17,10 @@ from timm.models import save_for_hf
 
 from backbones.timm_models import around
 from heads.linear import LinearClassifier
-from tools.exports import ExportRequest, check_equal
 from tools.exports.class_lists import class_names, write_class_map
 from tools.exports.networks import Maps, build_export_network
 from tools.exports.preprocessing import read_preprocessing
+from tools.exports.requests import ExportRequest, check_equal
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 TEXT = """# {name} for timm

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from tools.exports import ExportRequest, check_equal
 from tools.exports.class_lists import NAMES
 from tools.exports.networks import build_parts, export_class_names, list_outputs
+from tools.exports.requests import ExportRequest, check_equal
 from tools.exports.tracing import LONG, inference_form, trace
 from tools.exports.usage import (
     PREPROCESSING,

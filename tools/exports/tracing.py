@@ -22,7 +22,7 @@ from torch.export import Dim, ExportedProgram
 
 from backbones.factory import LEAST_SIDE
 from backbones.layers.reparam import fuse, is_fused
-from tools.exports import ExportRequest
+from tools.exports.requests import ExportRequest
 
 INPUT = "images"
 LONG = "(takes minutes for a large network)"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from backbones.base import Backbone
-from tools.exports import ExportRequest
 from tools.exports.class_lists import NAMES, write_names
 from tools.exports.preprocessing import UNCHANGED, Values, describe_preprocessing
+from tools.exports.requests import ExportRequest
 from tools.exports.tracing import INPUT, Graph
 
 README, INFER, PREPROCESSING = "README.md", "infer.py", "preprocessing.json"

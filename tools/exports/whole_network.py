@@ -15,8 +15,8 @@ from torch.export import Dim, ExportedProgram
 import tasks
 from tasks.engine.family import find_family, imported
 from tasks.engine.graphs import Axes, NetworkGraph
-from tools.exports import ExportRequest, check_equal
 from tools.exports.checked_files import save_onnx, save_program
+from tools.exports.requests import ExportRequest, check_equal
 from tools.exports.tracing import culprit, inference_form
 
 TOLERANCE = 1e-4  # of onnxruntime
