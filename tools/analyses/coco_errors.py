@@ -47,32 +47,32 @@ def precision_curves(
     """
     truth = RankedTruth(annotations)
     content = truth.content
-    wanted = {truth.images[image] for image in image_ids}
-    known = truth.categories if category_ids is None else category_ids
-    ranks = {category: truth.categories[category] for category in known}
+    numbers = {truth.images[image] for image in image_ids}
+    chosen_ids = truth.categories if category_ids is None else category_ids
+    ranks = {category: truth.categories[category] for category in chosen_ids}
     counted = set(ranks.values())
-    images = [image for image in content["images"] if image["id"] in wanted]
-    categories = [one for one in content["categories"] if one["id"] in counted]
+    images = [image for image in content["images"] if image["id"] in numbers]
+    categories = [category for category in content["categories"] if category["id"] in counted]
     objects = [
-        one
-        for one in content["annotations"]
-        if one["image_id"] in wanted and one["category_id"] in counted
+        item
+        for item in content["annotations"]
+        if item["image_id"] in numbers and item["category_id"] in counted
     ]
-    above = {one["id"]: one.get("supercategory") for one in categories}
+    above = {category["id"]: category.get("supercategory") for category in categories}
     detections = truth.rows(found)
     curves = {}
-    for category, own in ranks.items():
-        if not any(one["category_id"] == own and not one["iscrowd"] for one in objects):
+    for category, rank in ranks.items():
+        if not any(item["category_id"] == rank and not item["iscrowd"] for item in objects):
             continue
-        rows = [row for row in detections if row["category_id"] == own]
-        similar = {c for c, group in above.items() if group is not None and group == above[own]}
-        plain = _precisions(images, categories, objects, rows, own, (0.75, 0.5, 0.1))
+        rows = [row for row in detections if row["category_id"] == rank]
+        similar = {c for c, group in above.items() if group is not None and group == above[rank]}
+        precisions = _precisions(images, categories, objects, rows, rank, (0.75, 0.5, 0.1))
         forgiven = [
-            _precisions(images, categories, _ignored(objects, own, others), rows, own, (0.1,))[0]
-            for others in (similar, set(above))
+            _precisions(images, categories, _ignored(objects, rank, classes), rows, rank, (0.1,))[0]
+            for classes in (similar, set(above))
         ]
         background = (forgiven[1] > 0).astype(np.float64)
-        curves[category] = np.stack([*plain, *forgiven, background, np.ones_like(background)])
+        curves[category] = np.stack([*precisions, *forgiven, background, np.ones_like(background)])
     return curves
 
 
@@ -81,10 +81,10 @@ def _ignored(
 ) -> list[dict[str, Any]]:
     """Return the objects, with those of other classes turned into ignored ones of this class."""
     return [
-        {**one, "category_id": own, "iscrowd": 1, "ignore": 1}
-        if one["category_id"] in others and one["category_id"] != own
-        else dict(one)
-        for one in objects
+        {**item, "category_id": own, "iscrowd": 1, "ignore": 1}
+        if item["category_id"] in others and item["category_id"] != own
+        else dict(item)
+        for item in objects
     ]
 
 
@@ -119,5 +119,5 @@ def _precisions(
         evaluation.params.areaRngLbl = ["all"]
         evaluation.evaluate()
         evaluation.accumulate()
-    found: Array = evaluation.eval["precision"][:, :, 0, 0, 0]
-    return found.clip(min=0)
+    precisions: Array = evaluation.eval["precision"][:, :, 0, 0, 0]
+    return precisions.clip(min=0)
