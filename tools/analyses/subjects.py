@@ -308,8 +308,8 @@ def _applicable_family(name: str, options: Mapping[str, str]) -> Family:
     return family
 
 
-def _make_subject(label: str, backbone: Backbone, model: Any, family: Family, options: Mapping[str, str],
-           words: Sequence[str]) -> Subject:  # fmt: skip
+def _make_subject(label: str, backbone: Backbone, model: Any, family: Family,
+                  options: Mapping[str, str], words: Sequence[str]) -> Subject:  # fmt: skip
     (model or backbone).eval().requires_grad_(False)
     subject = Subject(label, backbone, model, family, count=int(options["images"]))
     subject.why_no_images = (

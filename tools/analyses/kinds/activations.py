@@ -46,8 +46,8 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         for name, activation in layers.items():
             for key, values in activation.coefficients.items():
                 summary.append({
-                    "backbone": subject.label, "layer": name, "kind": activation.kind, "coefficient": key,
-                    "least": float(values.min()), "mean": float(values.mean()),
+                    "backbone": subject.label, "layer": name, "kind": activation.kind,
+                    "coefficient": key, "least": float(values.min()), "mean": float(values.mean()),
                     "greatest": float(values.max()),
                     "negative": float((values < 0).double().mean()),
                 })  # fmt: skip

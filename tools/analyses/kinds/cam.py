@@ -67,8 +67,8 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         blanks = [panel.row["image"] for panel in column if not panel.has_class]
         if blanks:
             notes.append(
-                f"{subject.label} does not find the class in {len(blanks)} of {len(column)} images; "
-                f"their maps are empty: {', '.join(blanks)}"
+                f"{subject.label} does not find the class in {len(blanks)} of {len(column)} "
+                f"images; their maps are empty: {', '.join(blanks)}"
             )
         against = [
             panel.row["image"] for panel in column if panel.has_class and not panel.heat.any()

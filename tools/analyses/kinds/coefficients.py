@@ -154,8 +154,8 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
         space = min(
             DRAWN - len(measurements.drawn), max(1, DRAWN * len(batch.images) // subject.count)
         )
-        measurements.drawn += list(zip(batch.images[:space], selection[:space], batch.labels[:space].tolist(),
-                                strict=True))  # fmt: skip
+        labels = batch.labels[:space].tolist()
+        measurements.drawn += zip(batch.images[:space], selection[:space], labels, strict=True)
         images += len(batch.images)
     for name, (share, mean, keys) in totals.items():
         record: dict[str, Any] = {

@@ -81,8 +81,8 @@ def find_classifier_errors(subjects: Sequence[Subject], options: Mapping[str, st
              "guess": subject.class_name(guess), "count": count}
             for right, guess, count in confused_pairs(counts, pairs)
         ]  # fmt: skip
-        summary += [{**dict.fromkeys(("class", "guess", "count")), **total}, *({
-            **dict.fromkeys(("images", "top1", "ece")), **record} for record in confused)]  # fmt: skip
+        summary.append({**dict.fromkeys(("class", "guess", "count")), **total})
+        summary += [{**dict.fromkeys(("images", "top1", "ece")), **record} for record in confused]
         rows += [total, *confused]
         rows += [
             {"backbone": subject.label, "bin": place + 1, "count": int(count),
