@@ -102,16 +102,16 @@ def annotate(arguments: Sequence[str]) -> None:
         raise ValueError(f"top={top} is more than the number of classes, {len(names)}")
     write_classes(out, names)
     side = size or test_size(teacher.network)
-    names_left = [name for name in images if not label_map_path(out, name).exists()]
-    for start in range(0, len(names_left), batch):
-        some = names_left[start : start + batch]
+    missing_names = [name for name in images if not label_map_path(out, name).exists()]
+    for start in range(0, len(missing_names), batch):
+        some = missing_names[start : start + batch]
         write_maps(teacher, folder, out, some, side, top, options["device"])
         if sys.stderr.isatty():
-            print(f"\r{start + len(some)} of {len(names_left)} images", end="", file=sys.stderr)
+            print(f"\r{start + len(some)} of {len(missing_names)} images", end="", file=sys.stderr)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    print(f"{out}: {len(names_left)} label maps of {teacher.name} at {side} pixels written, "
-          f"{len(images) - len(names_left)} existed already")  # fmt: skip
+    print(f"{out}: {len(missing_names)} label maps of {teacher.name} at {side} pixels written, "
+          f"{len(images) - len(missing_names)} existed already")  # fmt: skip
 
 
 def list_image_names(folder: Path, names: Sequence[str]) -> Iterator[str]:

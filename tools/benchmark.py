@@ -235,9 +235,9 @@ def select_mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> lis
         pairs = {mixer: f"{host}_{mixer}" for mixer in mixers if mixer != "ffn"}
         for mixer in requests & set(pairs):
             backbone_schema(pairs[mixer])  # raises for a pair that does not fit, with the reason
-        pairs_that_fit = [name for name in pairs.values() if name in list_backbones()]
+        fitting_names = [name for name in pairs.values() if name in list_backbones()]
         for job in expand(words):
-            names = (host, host, *pairs_that_fit)
+            names = (host, host, *fitting_names)
             runs.append([(name, read_options(job, name, known_options(name))) for name in names])
     return runs
 

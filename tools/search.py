@@ -59,10 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_search(arguments: Sequence[str]) -> None:
     """Search with the given arguments; errors of runs appear as run.py prints them."""
-    own = [item for item in arguments if item.partition("=")[0] in DEFAULTS]
+    options = [item for item in arguments if item.partition("=")[0] in DEFAULTS]
     with one_line_errors():
         search(
-            [item for item in arguments if item not in own], parse_options(own, DEFAULTS, CHOICES)
+            [item for item in arguments if item not in options],
+            parse_options(options, DEFAULTS, CHOICES),
         )
 
 
@@ -81,14 +82,14 @@ def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
     from filelock import FileLock, Timeout
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    spaces, fixed = read_spaces(typed)
-    wanted = parse_integer("trials", options["trials"])
-    folder, metric, direction = _open_folder(spaces, fixed, options)
+    spaces, fixed_words = read_spaces(typed)
+    trials = parse_integer("trials", options["trials"])
+    folder, metric, direction = _open_folder(spaces, fixed_words, options)
     try:
         with FileLock(folder / "lock", timeout=0):
             study = _open_study(folder, direction, options)
             _requeue_interrupted(study)
-            _run_trials(study, spaces, fixed, wanted, metric, folder)
+            _run_trials(study, spaces, fixed_words, trials, metric, folder)
             _print_results(study, metric)
     except Timeout:
         raise ValueError(
@@ -179,15 +180,15 @@ def _run_trials(
     from optuna.trial import TrialState
 
     failures = 0
-    while (done := len(study.get_trials(states=[TrialState.COMPLETE]))) < wanted:
+    while (count := len(study.get_trials(states=[TrialState.COMPLETE]))) < wanted:
         trial = study.ask({space.key: space.distribution() for space in spaces})
         values = format_values(spaces, trial.params)
-        print(f"trial {trial.number} ({done + 1} of {wanted}): {' '.join(values)}", flush=True)
+        print(f"trial {trial.number} ({count + 1} of {wanted}): {' '.join(values)}", flush=True)
         run = _run_trial([*fixed, *values], folder / f"trial_{trial.number:04d}.log")
         if run is None:
             study.tell(trial.number, state=TrialState.FAIL)
             failures += 1
-            if failures == 3 and done == 0:
+            if failures == 3 and count == 0:
                 raise ValueError(f"the first three trials failed; see the logs in {folder}")
             continue
         metrics = read_summary(run / "summary.json")["metrics"]

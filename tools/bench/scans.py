@@ -141,9 +141,9 @@ def time_scans(options: dict[str, str]) -> list[Record]:
     tokens, dim = (parse_integer(name, options[name]) for name in ("tokens", "dim"))
     rounds = parse_integer("rounds", options["rounds"], least=2)
     names = options["mixer"].split(",")
-    if strangers := set(names) - set(SCANS):
+    if outsiders := set(names) - set(SCANS):
         raise ValueError(
-            f"mixer must be one or more of {', '.join(SCANS)}; got {', '.join(sorted(strangers))}"
+            f"mixer must be one or more of {', '.join(SCANS)}; got {', '.join(sorted(outsiders))}"
         )
     dtype, device, records = set_up_process(options), options["device"], []
     for name in names:

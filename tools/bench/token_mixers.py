@@ -134,10 +134,10 @@ def _read_mixer(text: str, words: Sequence[str]) -> Network:
     from backbones import mixer_options
     from backbones.registry import find_mixer
 
-    name, *words_after = split_outside_brackets(text, " ")
+    name, *option_words = split_outside_brackets(text, " ")
     find_mixer(name, "token")  # raises for unknown names and channel mixers
     valid_names = [PREFIX + key for key in mixer_options(name)]
-    options = read_options([*words, *filter(None, words_after)], name, valid_names)
+    options = read_options([*words, *filter(None, option_words)], name, valid_names)
     return name, options.get("token_mixer", {})
 
 

@@ -61,10 +61,10 @@ def write_config(
         lines.append(_name_variables(text).rstrip())
     path = folder / file
     path.write_text("\n".join(lines) + "\n")
-    found = Config.fromfile(path).to_dict()
+    content = Config.fromfile(path).to_dict()
     # mmengine inserts the folder's path with this very function.
-    here = {"{{ fileDirname }}": os.path.abspath(folder)}  # noqa: PTH100
-    lost = [key for key, value in config.items() if found.get(key) != _replaced(value, here)]
+    places = {"{{ fileDirname }}": os.path.abspath(folder)}  # noqa: PTH100
+    lost = [key for key, value in config.items() if content.get(key) != _replaced(value, places)]
     assert not lost, f"the written config differs in {lost}"
     return [path, *copies]
 
@@ -72,13 +72,13 @@ def write_config(
 def _differing(
     config: Mapping[str, Any], inherited: Mapping[str, Any], repeated: Sequence[str]
 ) -> dict[str, Any]:
-    named = [
+    names = [
         key
         for key in VARIABLES
         if key in config and (key in ("data_root", *repeated) or config[key] != inherited.get(key))
     ]
-    differing = changes(inherited, _mark_variables(config, named))
-    return differing | {key: config[key] for key in named}
+    differing = changes(inherited, _mark_variables(config, names))
+    return differing | {key: config[key] for key in names}
 
 
 def _holds(value: Any, sought: Any) -> bool:
@@ -97,10 +97,10 @@ def changes(inherited: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
     for key, value in wanted.items():
         if key in inherited and inherited[key] == value:
             continue
-        old = inherited.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            inherits = old.keys() <= value.keys()
-            value = changes(old, value) if inherits else {"_delete_": True, **value}
+        value_before = inherited.get(key)
+        if isinstance(value, Mapping) and isinstance(value_before, Mapping):
+            inherits = value_before.keys() <= value.keys()
+            value = changes(value_before, value) if inherits else {"_delete_": True, **value}
         differing[key] = value
     return differing
 
@@ -134,10 +134,10 @@ def _name_variables(text: str) -> str:
     """Replace the marks in a config's text by variables."""
     mark = re.escape(MARK).replace(r"\{\}", r"(\w+)")
 
-    def named(found: re.Match[str]) -> str:
+    def variable(found: re.Match[str]) -> str:
         return f"{found[1]} + '{found[2]}'" if found[2] else found[1]
 
-    return re.sub(f"'{mark}([^']*)'", named, text)
+    return re.sub(f"'{mark}([^']*)'", variable, text)
 
 
 def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
@@ -145,6 +145,6 @@ def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
         return {key: _replaced(item, texts) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_replaced(item, texts) for item in value)
-    for old, new in texts.items():
-        value = value.replace(old, new) if isinstance(value, str) else value
+    for mark, text in texts.items():
+        value = value.replace(mark, text) if isinstance(value, str) else value
     return value

@@ -214,10 +214,11 @@ def check_exported(run: Mapping[str, Any] | None, backbone: str, to: str) -> Non
     """
     family = exported_family(run, backbone)
     if not family.export_of(to):
-        known = ", ".join(name for name in TARGETS if family.export_of(name)) or "none"
+        targets = ", ".join(name for name in TARGETS if family.export_of(name)) or "none"
         subject = family.peculiarity or f"which are for {plural(family.modality)}"
         raise ValueError(
-            f"to={to} does not take networks of task={family.name}, {subject}; its targets: {known}"
+            f"to={to} does not take networks of task={family.name}, {subject}; its targets: "
+            f"{targets}"
         )
     if run is None and family.export_of(to) == "model":
         raise ValueError(
@@ -268,15 +269,15 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     from tools.cli.errors import write_failure
 
-    taken = out.is_symlink() or out.exists()
+    exists = out.is_symlink() or out.exists()
     made_here = not out.is_symlink() and (out / MARK).is_file()
     if Path.cwd().is_relative_to(out.resolve()):
         raise ValueError(f"{out} contains the current folder; pass another out=")
-    if taken and not made_here:
+    if exists and not made_here:
         raise ValueError(f"{out} exists but was not made by an export; pass another out=")
-    if taken and not overwrite:
+    if exists and not overwrite:
         raise ValueError(f"{out} exists; pass overwrite=true or another out=")
-    made = _made_files(out) if taken else set()
+    export_files = _made_files(out) if exists else set()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -290,8 +291,8 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
             path.chmod(0o644)
         names = sorted(str(path.relative_to(temporary)) for path in files)
         (temporary / MARK).write_text("\n".join([MADE, *names]) + "\n")
-        if taken:
-            _replace(out, temporary, made, {*names, MARK})
+        if exists:
+            _replace(out, temporary, export_files, {*names, MARK})
         else:
             temporary.rename(out)
     except Exception as error:
@@ -375,9 +376,9 @@ def check_equal(
     if shapes[0] != shapes[1]:
         raise ValueError(f"{what} gives shapes {shapes[1]} instead of {shapes[0]}; not exported")
     worst = 0.0
-    for one, other in zip(before, after, strict=True):
-        scale = max(1.0, float(one.abs().max()))
-        worst = max(worst, float((one - other).abs().max()) / scale)
+    for x, y in zip(before, after, strict=True):
+        scale = max(1.0, float(x.abs().max()))
+        worst = max(worst, float((x - y).abs().max()) / scale)
     if not worst <= tolerance:  # also true for NaN
         raise ValueError(f"{what} differs by {worst:.1e}, more than {tolerance:.0e}; not exported")
     return worst

@@ -100,8 +100,8 @@ def export(request: ExportRequest) -> list[Path]:
         if prepared
         else {"input_size": (request.channels, *request.image_size)},
     )
-    what = f"{classes} classes" if classes else "no classifier"
-    text = TEXT.format(name=request.label, what=what)
+    content = f"{classes} classes" if classes else "no classifier"
+    text = TEXT.format(name=request.label, what=content)
     if prepared and prepared.bands:
         text += BANDS.format(bands=list(prepared.bands))
     maps = write_class_map(request.folder, names)

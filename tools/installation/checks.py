@@ -124,10 +124,10 @@ def check_overwritten(version_of: VersionOf = installed_version) -> list[Check]:
     """Check that the original MM packages have not overwritten the maintained ones."""
     checks = []
     for fork, originals in ORIGINALS.items():
-        found = [name for name in originals if version_of(name) is not None]
-        if found:
-            text = f"{' and '.join(found)} overwrites its files in the same folder"
-            remedy = f"pip uninstall -y {' '.join([*found, fork])}, then make install"
+        names = [name for name in originals if version_of(name) is not None]
+        if names:
+            text = f"{' and '.join(names)} overwrites its files in the same folder"
+            remedy = f"pip uninstall -y {' '.join([*names, fork])}, then make install"
             checks.append(Check(fork, "problem", text, remedy))
     return checks
 
@@ -145,13 +145,13 @@ def check_opencv(
     version_of: VersionOf = installed_version, is_headless: Callable[[], bool] = opencv_is_headless
 ) -> Check:
     """Check that the OpenCV packages in the shared folder agree, the headless one on top."""
-    found = {name: version for name in OPENCV if (version := version_of(name)) is not None}
-    text = ", ".join(f"{name} {version}" for name, version in found.items()) or "missing"
-    if not found:
+    versions = {name: version for name in OPENCV if (version := version_of(name)) is not None}
+    text = ", ".join(f"{name} {version}" for name, version in versions.items()) or "missing"
+    if not versions:
         return Check("opencv", "note", text, "make install")
     repair = "pip install -c constraints.txt --force-reinstall --no-deps opencv-python-headless"
-    if len(set(found.values())) > 1:
-        remedy = f"pip install -c constraints.txt {' '.join(found)}, then {repair}"
+    if len(set(versions.values())) > 1:
+        remedy = f"pip install -c constraints.txt {' '.join(versions)}, then {repair}"
         return Check("opencv", "problem", f"{text}: they share one folder and must agree", remedy)
     if not is_headless():
         return Check("opencv", "note", f"{text}; the one installed last needs libGL", repair)
@@ -218,24 +218,24 @@ def check_devices(found: dict[str, Any]) -> Check:
 
 def check_disk(free_bytes: int | None = None) -> Check:
     """Check that there is room for sample data and runs."""
-    free = (shutil.disk_usage(ROOT).free if free_bytes is None else free_bytes) / 2**30
-    if free < MIN_FREE_GB:
-        text = f"{free:.1f} GB free; runs and sample data may need {MIN_FREE_GB:.0f}"
+    space = (shutil.disk_usage(ROOT).free if free_bytes is None else free_bytes) / 2**30
+    if space < MIN_FREE_GB:
+        text = f"{space:.1f} GB free; runs and sample data may need {MIN_FREE_GB:.0f}"
         return Check("disk", "note", text, "free some space")
-    return Check("disk", "ok", f"{free:.0f} GB free")
+    return Check("disk", "ok", f"{space:.0f} GB free")
 
 
 def run_checks() -> list[Check]:
     """Run all checks."""
-    found = EMPTY_PROBE if installed_version("torch") is None else probe()
+    facts = EMPTY_PROBE if installed_version("torch") is None else probe()
     return [
         check_python(),
         check_torch_pair(),
         *check_overwritten(),
         check_opencv(),
-        check_operators(found),
-        check_kernels(found),
-        check_files(found),
-        check_devices(found),
+        check_operators(facts),
+        check_kernels(facts),
+        check_files(facts),
+        check_devices(facts),
         check_disk(),
     ]

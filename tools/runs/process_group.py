@@ -49,15 +49,15 @@ def processes(trainer: Trainer) -> Iterator[None]:
     if not _belongs_to_parent(trainer):
         os.environ[FIRST_PROCESS] = str(os.getpid())
     launcher = trainer.strategy.launcher
-    others: list[subprocess.Popen[bytes]] = []
+    children: list[subprocess.Popen[bytes]] = []
     try:
         with _watched(trainer):
             yield
     except BaseException as error:
-        others = getattr(launcher, "procs", [])
+        children = getattr(launcher, "procs", [])
         lost = _is_lost(error)
-        statuses = [_status(process) for process in others] if lost else []
-        for process in others:
+        statuses = [_status(process) for process in children] if lost else []
+        for process in children:
             process.kill()  # they wait for this one
         if not lost:
             raise
@@ -70,7 +70,7 @@ def processes(trainer: Trainer) -> Iterator[None]:
     finally:
         from datamodules.loading.workers import end_workers
 
-        others.clear()
+        children.clear()
         STOP.others = ()
         end_workers()
         for name in os.environ.keys() - before.keys():

@@ -166,11 +166,11 @@ def log_finished(folder: Path, trainer: Mapping[str, Any]) -> bool:
     if not is_finished(summary) or (ended and ended["max_time"] != trainer.get("max_time")):
         return False
     metrics = summary["metrics"]
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    log_info(f"The run is already finished ({shown}).")
+    text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    log_info(f"The run is already finished ({text}).")
     if ended:
         log_info(f"{_describe_end(ended)}; a larger one continues it")
-    log_info(f"Run folder: {_short(folder)}")
+    log_info(f"Run folder: {_relative_path(folder)}")
     return True
 
 
@@ -202,9 +202,9 @@ def write(
         _write_summary(folder, known)
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
     table |= describe_left_out(known) | compare_with_paper(known) | describe_cost(known)
-    shown = task.shown_figures(known["mode"])
-    if shown:
-        print_classes(shown)
+    figures = task.shown_figures(known["mode"])
+    if figures:
+        print_classes(figures)
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
     if problems:
         raise OSError("; ".join(problems))
@@ -226,8 +226,8 @@ def write_stopped(
         task: Task of the run.
         datamodule: Data of the run; None draws no pictures, as the data hang.
     """
-    found = trainer.callback_metrics.items()
-    figures = {name.partition("/")[2]: float(v) for name, v in found if name.startswith("val/")}
+    values = trainer.callback_metrics.items()
+    figures = {name.partition("/")[2]: float(v) for name, v in values if name.startswith("val/")}
     stopped = {FINISHED: False, "step": trainer.global_step, "metrics": {}, "validation": figures}
     problems: list[str] = []
     with _noted(problems):
@@ -235,7 +235,7 @@ def write_stopped(
     average = task.ema if task.ema is not None and task.ema.is_reported else None
     with nullcontext() if average is None else average.applied_to(task.model):
         _draw(folder, known, task, datamodule, problems)
-    log_info("\n".join([*problems, f"Run folder: {_short(folder)}"]))
+    log_info("\n".join([*problems, f"Run folder: {_relative_path(folder)}"]))
 
 
 def is_finished(summary: Mapping[str, Any]) -> bool:
@@ -334,10 +334,10 @@ def write_classes(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def print_classes(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the metrics of each class."""
-    first, *others = rows[0]
+    first, *names = rows[0]
     records = [dict(row) for row in rows]
     kinds = {int: "{:,}", str: "{}"}
-    forms = {name: kinds.get(type(rows[0][name]), "{:.4g}") for name in others}
+    forms = {name: kinds.get(type(rows[0][name]), "{:.4g}") for name in names}
     columns = {first: (first, "{}")} | {name: (name, form) for name, form in forms.items()}
     tables.write(records, "table", columns)
 
@@ -347,7 +347,7 @@ def compare_with_paper(known: Mapping[str, Any]) -> dict[str, str]:
     paper = known.get("paper")
     if not paper:
         return {}
-    shown, family = {}, families().get(str(known.get("task")))
+    lines, family = {}, families().get(str(known.get("task")))
     for name, figures in paper["metrics"].items():
         ours = figures["ours"]
         parts = [
@@ -357,10 +357,10 @@ def compare_with_paper(known: Mapping[str, Any]) -> dict[str, str]:
         if "difference" in figures:
             parts.append(f"difference {figures['difference']:+.2g}")
         lower = " (lower is better)" if family and family.direction(name) == "min" else ""
-        shown[f"{paper['row']}, {name}{lower}"] = ", ".join(parts)
+        lines[f"{paper['row']}, {name}{lower}"] = ", ".join(parts)
     if "why_not" in paper:
-        shown["does not compare"] = paper["why_not"]
-    return shown
+        lines["does not compare"] = paper["why_not"]
+    return lines
 
 
 def describe_waiting(share: float, workers: int, resident: bool | None = None) -> str:
@@ -399,7 +399,7 @@ def print_table(title: str, rows: Mapping[str, str], folder: Path) -> None:
         table.add_row(name, value)
     console = Console(width=None if Console().is_terminal else 100)
     console.print(table)
-    print(f"Run folder: {_short(folder)}")
+    print(f"Run folder: {_relative_path(folder)}")
 
 
 def _millions(count: int) -> str:
@@ -416,9 +416,9 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _short(folder: Path) -> Path:
+def _relative_path(folder: Path) -> Path:
     try:
-        here = Path.cwd()
+        place = Path.cwd()
     except FileNotFoundError:  # it was removed
         return folder
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return folder.relative_to(place) if folder.is_relative_to(place) else folder

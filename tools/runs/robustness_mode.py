@@ -74,24 +74,24 @@ def measure(
     check_whole(config.trainer)
     key = result_key(config)
     # Processes of another launcher cannot see each other's folders, but need the same parts.
-    done = {} if find_launcher() else find_results(folder.parent, key, datamodule)
+    results = {} if find_launcher() else find_results(folder.parent, key, datamodule)
     for number, part in enumerate(datamodule.parts, start=1):
-        if part.name not in done:
+        if part.name not in results:
             datamodule.choose(part)
             task.only_classes(part.columns)
             metrics = trainer.evaluate(engine, config.mode, task, datamodule)
-            done[part.name] = {
+            results[part.name] = {
                 "images": len(part.files), "fingerprint": part.fingerprint, "metrics": metrics
             }  # fmt: skip
             top1 = metrics["top1"]
             log_info(f"{part.name} ({number} of {len(datamodule.parts)}): top-1 {top1:.2f} %")
         if engine.is_global_zero:
-            write_results(folder / RESULTS, key, done)
+            write_results(folder / RESULTS, key, results)
     task.only_classes()
-    found = figures(done, datamodule)
+    values = figures(results, datamodule)
     if engine.is_global_zero:
-        show(found, done, datamodule)
-    return found
+        show(values, results, datamodule)
+    return values
 
 
 def check_whole(options: Mapping[str, Any]) -> None:
@@ -123,19 +123,19 @@ def result_key(config: RunConfig) -> str:
 
 def find_results(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results:
     """Return the finished parts of earlier evaluations with the same key."""
-    wanted = {part.name: part.fingerprint for part in datamodule.parts}
-    done: Results = {}
+    fingerprints = {part.name: part.fingerprint for part in datamodule.parts}
+    results: Results = {}
     for file in sorted(parent.glob(f"*/{RESULTS}"), reverse=True):
-        found = read_results(file, key)
+        entries = read_results(file, key)
         fresh = {
             name: entry
-            for name, entry in found.items()
-            if name not in done and entry["fingerprint"] == wanted.get(name)
+            for name, entry in entries.items()
+            if name not in results and entry["fingerprint"] == fingerprints.get(name)
         }
         if fresh:
-            log_info(f"{len(fresh)} of {len(wanted)} parts are reused from {file.parent}")
-        done |= fresh
-    return done
+            log_info(f"{len(fresh)} of {len(fingerprints)} parts are reused from {file.parent}")
+        results |= fresh
+    return results
 
 
 class DonePart(OpenPart):
@@ -185,18 +185,20 @@ def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]
         datamodule: Datamodule that knows which sets are complete.
     """
     parts = {part.name for part in datamodule.parts}
-    found = {
+    values = {
         figure: done[name]["metrics"]["top1"] for name, figure in FIGURES.items() if name in parts
     }
     if "imagenet_c" not in datamodule.found:
-        return found
+        return values
     errors = misclassified_shares(done)
     # Kinds of an incomplete set may be complete, unless a part lacks images.
-    short = any(" images instead of " in line for line in datamodule.found["imagenet_c"].lacks)
-    kinds = {} if short else corruption_errors(errors)
+    lacks_images = any(
+        " images instead of " in line for line in datamodule.found["imagenet_c"].lacks
+    )
+    kinds = {} if lacks_images else corruption_errors(errors)
     mean = None if datamodule.found["imagenet_c"].lacks else mean_corruption_error(errors)
-    found |= {} if mean is None else {MCE: mean}
-    return found | {f"ce_{kind}": value for kind, value in kinds.items()}
+    values |= {} if mean is None else {MCE: mean}
+    return values | {f"ce_{kind}": value for kind, value in kinds.items()}
 
 
 def misclassified_shares(done: Results) -> dict[str, dict[int, float]]:
@@ -228,9 +230,9 @@ def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataMo
         table.add_column(column)
     for kind in ALEXNET:
         cells = [errors.get(kind, {}).get(severity) for severity in range(1, SEVERITIES + 1)]
-        shown = ["missing" if cell is None else f"{100 * cell:.2f}" for cell in cells]
+        texts = ["missing" if cell is None else f"{100 * cell:.2f}" for cell in cells]
         ce = found.get(f"ce_{kind}")
-        table.add_row(kind, *shown, "incomplete" if ce is None else f"{ce:.2f}")
+        table.add_row(kind, *texts, "incomplete" if ce is None else f"{ce:.2f}")
     console.print(table)
 
 

@@ -102,7 +102,7 @@ def make_trainer(
     )
     last = KeepLast(checkpoints / LAST, checkpoint_every)
     logs = [CsvLog(folder / "metrics.csv"), *loggers]
-    profiler, shown = make_profiler(options.get("profiler") if training else None, folder)
+    profiler, displays = make_profiler(options.get("profiler") if training else None, folder)
     try:
         trainer = Trainer(
             **{
@@ -118,7 +118,7 @@ def make_trainer(
                 *watching,
                 *([] if duration is None or not training else [TimeLimit(duration)]),
                 *callbacks,
-                *shown,
+                *displays,
                 best,
                 last,
             ],

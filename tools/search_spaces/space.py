@@ -84,14 +84,16 @@ def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
         parsed = OverridesParser.create().parse_overrides(arguments)
     except HydraException as error:
         raise ValueError(" ".join(str(error).split())) from None
-    spaces = [_parse_space(one) for one in parsed if one.is_sweep_override()]
-    fixed = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
+    spaces = [_parse_space(override) for override in parsed if override.is_sweep_override()]
+    fixed_words = [
+        str(override.input_line) for override in parsed if not override.is_sweep_override()
+    ]
     if not spaces:
         raise ValueError(
             "the search has one candidate: give a setting several values, such as "
             "'optimizer.lr=interval(1e-4,1e-2,log)' or 'optimizer.weight_decay=0.01,0.05'"
         )
-    return spaces, fixed
+    return spaces, fixed_words
 
 
 def _parse_space(override: Any) -> Space:
@@ -112,7 +114,7 @@ def _parse_space(override: Any) -> Space:
         return Space(key, low=low, high=high, log=log)
     if isinstance(value, RangeSweep):
         numbers = list(value.range())
-        if not numbers or not all(isinstance(one, int) for one in numbers):
+        if not numbers or not all(isinstance(number, int) for number in numbers):
             raise ValueError(
                 f"{override.input_line} must be a range of whole numbers; for others type "
                 f"{key}=interval(0.1,0.5) or {key}=0.1,0.2,0.5"
