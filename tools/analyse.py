@@ -82,9 +82,7 @@ def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
 def _help(arguments: Sequence[str]) -> str:
     """Return the help of the named analysis, or of the command."""
     if not arguments or arguments[0] in HELP:
-        kinds = "\n".join(
-            f"  {analysis.name:14} {analysis.summary}" for analysis in analyses().values()
-        )
+        kinds = "\n".join(f"  {kind.name:14} {kind.summary}" for kind in analyses().values())
         return (__doc__ or "").format(kinds=kinds)
     analysis = find_analysis(arguments[0])
     module = sys.modules[analysis.analyse.__module__]

@@ -108,9 +108,7 @@ PAPER_COLUMNS = {key: column for key, column in COLUMNS.items() if key not in ("
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 after an error."""
     heads = ", ".join(f"{counted.head} of {name}" for name, counted in COUNTED.items())
-    sizes = ", ".join(
-        f"{counted.size} of {name}" for name, counted in COUNTED.items() if counted.size
-    )
+    sizes = ", ".join(f"{count.size} of {name}" for name, count in COUNTED.items() if count.size)
     text = (__doc__ or "").format(
         papers=", ".join(list_papers()), tasks=", ".join(COUNTED), heads=heads, sizes=sizes
     )

@@ -82,14 +82,12 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     saved = open_saved(options["ckpt"]) if options["ckpt"] else None
     run = None if saved is None else saved.run
     usual = DEFAULT_BACKBONE if run is None else run.config["backbone"]["name"]
-    name, typed_options = read_network(options["backbone"] or usual, words)
-    if "pretrained" in typed_options:
+    name, changes = read_network(options["backbone"] or usual, words)
+    if "pretrained" in changes:
         raise ValueError("backbone.pretrained is not supported here: pass the file as ckpt=")
-    network_options = merge_options(
-        run_options(None if run is None else run.config, name), typed_options
-    )
+    values = merge_options(run_options(None if run is None else run.config, name), changes)
     dense = run is not None and bool(run.config["backbone"].get("dense"))
-    backbone = create_backbone(name, **{"dense": dense, **network_options}).eval()
+    backbone = create_backbone(name, **{"dense": dense, **values}).eval()
     if saved is not None:
         adopt(backbone, saved.checkpoint, trained=True)
     places = backbone.channel_places()

@@ -58,24 +58,22 @@ def print_slots(arguments: Sequence[str]) -> None:
     options = parse_options(arguments, DEFAULTS, CHOICES)
     if options["write"] == "true" and (options["model"], options["try"]) != ("*", "true"):
         raise ValueError("write=true stores all models; leave model= and try= out")
-    slots_by_name = dict(
-        _find_slots(options["model"].split(","), is_tried=options["try"] == "true")
-    )
-    if not slots_by_name:
+    table = dict(_find(options["model"].split(","), is_tried=options["try"] == "true"))
+    if not table:
         raise ValueError(f"no model of timm matches model={options['model']}; try model='vit_*'")
     if options["write"] == "true":
         from backbones.hosts.timm_model.listing import write_list
 
-        write_list(slots_by_name)
+        write_list(table)
     if options["format"] == "json":
-        print(json.dumps({name: asdict(slots) for name, slots in slots_by_name.items()}, indent=2))
+        print(json.dumps({name: asdict(slots) for name, slots in table.items()}, indent=2))
     elif options["format"] == "families":
-        write(list(_by_family(slots_by_name)), "table", COLUMNS)
+        write(list(_by_family(table)), "table", COLUMNS)
     else:
-        write([_record(name, slots) for name, slots in slots_by_name.items()], "table", COLUMNS)
+        write([_record(name, slots) for name, slots in table.items()], "table", COLUMNS)
 
 
-def _find_slots(patterns: Sequence[str], *, is_tried: bool) -> Iterator[tuple[str, Any]]:
+def _find(patterns: Sequence[str], *, is_tried: bool) -> Iterator[tuple[str, Any]]:
     from backbones.hosts.timm_model import listing
 
     if is_tried:

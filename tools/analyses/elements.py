@@ -37,8 +37,7 @@ def document(title: str, head: str, sections: Sequence[Section]) -> str:
         sections: In order.
     """
     items = "\n".join(
-        f'<li><a href="#{text(section.anchor)}">{text(section.title)}</a></li>'
-        for section in sections
+        f'<li><a href="#{text(part.anchor)}">{text(part.title)}</a></li>' for part in sections
     )
     parts = "\n".join(map(_section, sections))
     return (

@@ -51,9 +51,7 @@ def loop_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
     means = []
     for value, weight, before, after in zip(v.unbind(1), weights, *sums, strict=True):
         self_weight = (bonus / count + weight).exp()
-        top, bottom = (
-            before_term + after_term for before_term, after_term in zip(before, after, strict=True)
-        )
+        top, bottom = (x + y for x, y in zip(before, after, strict=True))
         means.append((top + self_weight * value) / (bottom + self_weight))
     return torch.stack(means, dim=1)
 

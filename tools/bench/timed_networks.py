@@ -60,9 +60,7 @@ def select_comparison_runs(
     names = backbones or comparison.backbones
     baselines = read_networks(names, [*words, *comparison.baseline])
     variants = read_networks(names, [*words, *comparison.variant])
-    return [
-        [baseline, baseline, variant] for baseline, variant in zip(baselines, variants, strict=True)
-    ]
+    return [[base, base, form] for base, form in zip(baselines, variants, strict=True)]
 
 
 def timed_family(name: str, task: str = "") -> Family:
@@ -113,12 +111,10 @@ def build_network(network: Network, options: Mapping[str, str]) -> Any:
     from backbones import create_backbone
     from heads.linear import LinearClassifier
 
-    name, network_options = network
+    name, values = network
     family = timed_family(name, options.get("task", ""))
     if family.name == usual_task():
-        return to_device(
-            LinearClassifier(create_backbone(name, **network_options), NUM_CLASSES), options
-        )
+        return to_device(LinearClassifier(create_backbone(name, **values), NUM_CLASSES), options)
     from tasks.engine.instantiate import build
     from tools.papers.dense_counts import head_config
 
@@ -126,7 +122,7 @@ def build_network(network: Network, options: Mapping[str, str]) -> Any:
     assert counted is not None
     config = {"head": head_config(family.name, counted.head)}
     model = build(
-        config["head"], "head", backbone=create_backbone(name, **network_options), **counted.targets
+        config["head"], "head", backbone=create_backbone(name, **values), **counted.targets
     )
     return to_device(model, options)
 

@@ -48,8 +48,8 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
     batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
     rounds = parse_integer("rounds", options["rounds"], least=2)
     # Bad options must raise before the first minute of timing.
-    for name, mixer_options in mixers:
-        create_mixer(name, dim, grid=grids[0], **mixer_options)
+    for name, values in mixers:
+        create_mixer(name, dim, grid=grids[0], **values)
     dtype = set_up_process(options)
     device = measure_device(options["device"], dtype, options["clock"])
     print_status(
@@ -64,10 +64,8 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
             for size in grids:
                 x = torch.randn(batch, *size, dim, device=options["device"])
                 x.requires_grad_(kind == "training")  # as after other layers
-                for name, mixer_options in mixers:
-                    mixer = to_device(
-                        fast(create_mixer(name, dim, grid=size, **mixer_options)), options
-                    )
+                for name, values in mixers:
+                    mixer = to_device(fast(create_mixer(name, dim, grid=size, **values)), options)
                     steps.append(make_step(mixer, x, kind, dtype))
                     models.append(mixer)
             is_recorded = options["cuda_graphs"] == "true"

@@ -56,11 +56,8 @@ def time_runs(runs: Sequence[Sequence[Network]], options: Mapping[str, str]) -> 
             seconds = interleave(timed_steps, rounds, options["device"], options["clock"])
             highest = measure_peaks(steps, models, options["device"])
             for place, shape in enumerate(shapes):
-                places = slice(place * len(models), (place + 1) * len(models))
-                timed[shape, batch, kind], peaks[shape, batch, kind] = (
-                    seconds[places],
-                    highest[places],
-                )
+                span = slice(place * len(models), (place + 1) * len(models))
+                timed[shape, batch, kind], peaks[shape, batch, kind] = seconds[span], highest[span]
         for shape, batch, kind in itertools.product(shapes, batches, kinds):
             seconds, highest = timed[shape, batch, kind], peaks[shape, batch, kind]
             for index in range(1, len(run)):

@@ -92,11 +92,9 @@ class Catalogue:
         schemas = [
             self.backbones.get(f"{entry['host']}_{name}", entry)["schema"] for name in mixers
         ]
-        defaults = entry["schema"]
+        base = entry["schema"]
         return {
-            option: next(
-                (s[option] for s in schemas if s[option] != defaults[option]), defaults[option]
-            )
+            option: next((s[option] for s in schemas if s[option] != base[option]), base[option])
             for option in without
         }
 
@@ -127,11 +125,9 @@ class Catalogue:
             raise ValueError(self.unfit[name])
         if entry is None:
             mixers = [mixer for mixer in self.list_mixers("channel") if mixer != "ffn"]
-            takes_token_mixer = {
-                backbone: entry["takes_token_mixer"] for backbone, entry in self.backbones.items()
-            }
+            names = {key: entry["takes_token_mixer"] for key, entry in self.backbones.items()}
             tokens = self.list_mixers("token")
-            raise ValueError(unknown_backbone(name, takes_token_mixer, self.hosts, mixers, tokens))
+            raise ValueError(unknown_backbone(name, names, self.hosts, mixers, tokens))
         return entry
 
 

@@ -117,15 +117,12 @@ def run_options(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
 
 def known_options(name: str) -> list[str]:
     """List the options of a backbone as users type them."""
-    registered, names = catalogue(), []
-    for option, default in registered.schema(name).items():
+    listing, names = catalogue(), []
+    for option, default in listing.schema(name).items():
         inner = list(default) if isinstance(default, Mapping) else []
         if option == "token_mixer":
-            tokens = registered.list_mixers("token")
-            inner = [
-                "name",
-                *(key for token in tokens for key in registered.mixer(token)["options"]),
-            ]
+            tokens = listing.list_mixers("token")
+            inner = ["name", *(key for mixer in tokens for key in listing.mixer(mixer)["options"])]
         if option != "name":
             names += [PREFIX + option, *(f"{PREFIX}{option}.{key}" for key in inner)]
     return list(dict.fromkeys([*names, *MATCH]))
@@ -189,10 +186,10 @@ def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]
     if not choices:
         return text, list(words)
     mixers = choices[-1].partition("=")[2].split(",")
-    registered = catalogue()
+    listing = catalogue()
     names = []
     for name in text.split(","):
-        host = registered.host_of(name)
+        host = listing.host_of(name)
         for mixer in mixers:
             if mixer in ("null", "ffn"):
                 names.append(host)
@@ -201,7 +198,7 @@ def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]
                 raise ValueError(
                     f"{name} already has a channel mixer; pass backbone={host} {choices[-1]}"
                 )
-            registered.mixer(mixer)
+            listing.mixer(mixer)
             names.append(f"{host}_{mixer}")
     return ",".join(names), [word for word in words if word not in choices]
 

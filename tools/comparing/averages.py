@@ -51,10 +51,7 @@ def average_records(runs: Sequence[RunRecord], by: Sequence[str], family: Family
             for name, group in sets.items()
         ]
         if len(sets) > 1:
-            over = {
-                key: fmean(average[key] for average in averages.values())
-                for key in _metrics(family)
-            }
+            over = {key: fmean(mean[key] for mean in averages.values()) for key in _metrics(family)}
             first = next(iter(sets.values()))
             records.append({"data": f"all {len(sets)}", **columns, **_facts(first, family), **over})
     for record, claim in zip(records, _claims(runs, records), strict=True):
@@ -108,9 +105,6 @@ def _claims(runs: Sequence[RunRecord], records: Sequence[Record]) -> list[Record
 def _columns(records: Sequence[Record]) -> Columns:
     names = dict.fromkeys(name for record in records for name in record)
     return {
-        name: (
-            name,
-            "{:.4g}" if any(isinstance(record.get(name), float) for record in records) else "{}",
-        )
+        name: (name, "{:.4g}" if any(isinstance(row.get(name), float) for row in records) else "{}")
         for name in names
     }

@@ -89,9 +89,7 @@ def group_by_evaluation(
 
 def _differing(own: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = dict.fromkeys(name for evaluation in evaluations for name in evaluation)
-    same_data = [
-        evaluation for evaluation in evaluations if evaluation.get("data") == own.get("data")
-    ]
+    same_data = [entry for entry in evaluations if entry.get("data") == own.get("data")]
     return {
         name: own.get(name)
         for name in names

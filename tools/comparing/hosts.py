@@ -24,7 +24,7 @@ def describe_unequal_networks(networks: Sequence[Network], *, dense: bool = Fals
     lines = [
         _format_host(host, facts)
         for host, facts in _groups(networks, dense)
-        if len({json.dumps(network_facts, sort_keys=True) for network_facts in facts.values()}) > 1
+        if len({json.dumps(entry, sort_keys=True) for entry in facts.values()}) > 1
     ]
     return f"not on equal terms apart from the mixer: {'; '.join(lines)}" if lines else None
 
@@ -39,9 +39,7 @@ def describe_differences(networks: Sequence[Network], *, dense: bool = False) ->
     line = describe_unequal_networks(networks, dense=dense)
     notes: list[str | None] = []
     for host, facts in _groups(networks, dense):
-        differ = (
-            len({json.dumps(network_facts, sort_keys=True) for network_facts in facts.values()}) > 1
-        )
+        differ = len({json.dumps(entry, sort_keys=True) for entry in facts.values()}) > 1
         if not differ and host not in facts:  # the host itself is not listed, so notes are needed
             variants = [network for network in networks if network_label(network) in facts]
             notes += [_unlike(name, json.dumps(options), dense) for name, options in variants]
@@ -58,32 +56,20 @@ def _groups(
 
     hosts: dict[tuple[str, str], list[Network]] = {}
     for name, options in networks:
-        more_options = {
-            key: value for key, value in options.items() if key not in ("mixer", "token_mixer")
-        }
-        key = (look_up(name)[0].name, json.dumps(more_options, sort_keys=True))
+        rest = {key: value for key, value in options.items() if key not in ("mixer", "token_mixer")}
+        key = (look_up(name)[0].name, json.dumps(rest, sort_keys=True))
         hosts.setdefault(key, []).append((name, options))
     for (host, _), group in hosts.items():
-        yield (
-            host,
-            {
-                network_label(network): _facts(network[0], json.dumps(network[1]), dense)
-                for network in group
-            },
-        )
+        yield host, {network_label(net): _facts(net[0], json.dumps(net[1]), dense) for net in group}
 
 
 def _format_host(host: str, facts: Mapping[str, Mapping[str, Any]]) -> str:
     """Format ``deit_t with class tokens 1 (deit_t), with class tokens 0 (deit_t_iffn)``."""
-    differ = [
-        key
-        for key in FACTS
-        if len({str(network_facts[key]) for network_facts in facts.values()}) > 1
-    ]
+    differ = [key for key in FACTS if len({str(entry[key]) for entry in facts.values()}) > 1]
     keys = [key for key in differ if key != "host_parameters"] or differ
     groups: dict[str, list[str]] = {}
-    for name, network_facts in facts.items():
-        words = ", ".join(f"{FACTS[key]} {network_facts[key]}" for key in keys)
+    for name, entry in facts.items():
+        words = ", ".join(f"{FACTS[key]} {entry[key]}" for key in keys)
         groups.setdefault(words, []).append(name)
     return f"{host} " + ", ".join(f"with {key} ({_few(names)})" for key, names in groups.items())
 
@@ -99,12 +85,9 @@ def _unlike(name: str, options: str, dense: bool) -> str | None:
     from backbones import create_backbone
     from backbones.analysis.description import unlike_host
 
-    network_options = json.loads(options)
+    values = json.loads(options)
     with torch.device("meta"):
-        return unlike_host(
-            create_backbone(name, dense=dense, **network_options),
-            network_options | {"dense": dense},
-        )
+        return unlike_host(create_backbone(name, dense=dense, **values), values | {"dense": dense})
 
 
 @functools.cache

@@ -195,23 +195,18 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
         metric: Our name of it.
         cost: "params" or "flops", in M and G as the papers print them.
     """
-    papers_by_point: dict[tuple[str, float, float], set[str]] = {}  # papers print each other's rows
+    spots: dict[tuple[str, float, float], set[str]] = {}  # papers print each other's rows
     for run in runs:
         if not _is_published_data(run):
             continue
         for paper in list_papers():
             for row in _rows(paper, run):
                 value = _metrics(row, run).get(metric)
-                is_same_data = published_test_set(row)[0] == data_set(
-                    run.config.get("data._target_")
-                )
-                if is_same_data and value is not None and cost in row.reported:
+                fits = published_test_set(row)[0] == data_set(run.config.get("data._target_"))
+                if fits and value is not None and cost in row.reported:
                     point = (row.backbone, row.reported[cost], value)
-                    papers_by_point.setdefault(point, set()).add(paper.upper())
-    return [
-        (f"{name} ({', '.join(sorted(who))})", x, y)
-        for (name, x, y), who in papers_by_point.items()
-    ]
+                    spots.setdefault(point, set()).add(paper.upper())
+    return [(f"{name} ({', '.join(sorted(who))})", x, y) for (name, x, y), who in spots.items()]
 
 
 def _rows(paper: str, run: RunRecord) -> list[Row]:

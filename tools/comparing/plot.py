@@ -138,9 +138,7 @@ def plot_setting(
 
     rows = [row for row in rows if metric in row.mean]
     values = [setting(row.first, key)[1] for row in rows]
-    numeric = all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in values
-    )
+    numeric = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
     names = list(dict.fromkeys("null" if value is None else str(value) for value in values))
     places = values if numeric else [names.index("null" if v is None else str(v)) for v in values]
     series: dict[str, list[tuple[float, Row]]] = {}

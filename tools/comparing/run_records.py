@@ -123,10 +123,8 @@ def read_run(folder: Path) -> RunRecord:
     figures = {name: summary[name] for name in ("parameters", "backbone_macs", "seconds")}
     wrong = [name for name, value in (metrics | figures).items() if not abs(value) < ENDLESS]
     if wrong or not metrics:
-        problem = (
-            f"{', '.join(wrong)} must be a finite number" if wrong else "no metric was evaluated"
-        )
-        return RunRecord(folder, "failed", problem, config, summary, metrics)
+        note = f"{', '.join(wrong)} must be a finite number" if wrong else "no metric was evaluated"
+        return RunRecord(folder, "failed", note, config, summary, metrics)
     return RunRecord(folder, "finished", "", config, summary, metrics)
 
 

@@ -101,10 +101,8 @@ def _split_by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     parts: list[list[RunRecord]] = []
     older = [run for run in runs if FINGERPRINT not in run.summary]
     for run in (run for run in runs if FINGERPRINT in run.summary):
-        fingerprint = run.summary[FINGERPRINT]
-        matches = (
-            part for part in parts if not first_change(part[0].summary[FINGERPRINT], fingerprint)
-        )
+        code = run.summary[FINGERPRINT]
+        matches = (part for part in parts if not first_change(part[0].summary[FINGERPRINT], code))
         part = next(matches, None)
         if part is None:
             parts.append(part := [])
@@ -183,12 +181,10 @@ def _drop_defaults(runs: Sequence[RunRecord], by: Sequence[str]) -> list[RunReco
     """Drop options with default values that other runs lack."""
     label_keys = {MODEL, *(ALIASES.get(key, key) for key in by)}
     configs = drop_defaults([dict(run.config) for run in runs])
-    label_settings = [
-        {key: run.config[key] for key in label_keys & run.config.keys()} for run in runs
-    ]
+    labels = [{key: run.config[key] for key in label_keys & run.config.keys()} for run in runs]
     return [
-        replace(run, config=config | labels)
-        for run, config, labels in zip(runs, configs, label_settings, strict=True)
+        replace(run, config=config | label)
+        for run, config, label in zip(runs, configs, labels, strict=True)
     ]
 
 
@@ -226,22 +222,16 @@ def _describe_differences(rows: Sequence[Row], free: Sequence[str], notes: list[
         if len(group) == 1:
             continue
         settings = [identity(row.first, free) for row in group]
-        keys = sorted({key for row_settings in settings for key in row_settings})
-        differ = [
-            key
-            for key in keys
-            if len({json.dumps(row_settings.get(key)) for row_settings in settings}) > 1
-        ]
+        keys = sorted({key for item in settings for key in item})
+        differ = [key for key in keys if len({json.dumps(item.get(key)) for item in settings}) > 1]
         if len(differ) > 1:  # follows from the others
             differ = [key for key in differ if key != "parameters"]
         words = differ[:3]
         for key in differ[3:]:  # until no two rows have one label
             if _count_labels(settings, words) < _count_labels(settings, [*words, key]):
                 words.append(key)
-        for row, row_settings in zip(group, settings, strict=True):
-            changes = [
-                f"{key}={_shorten(row_settings.get(key, COUNTED.get(key)))}" for key in words
-            ]
+        for row, item in zip(group, settings, strict=True):
+            changes = [f"{key}={_shorten(item.get(key, COUNTED.get(key)))}" for key in words]
             more = [f"and {len(differ) - len(words)} more"] if differ[len(words) :] else []
             row.settings = " ".join([*changes, *more])
         notes.append(

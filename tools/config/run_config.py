@@ -124,30 +124,20 @@ def _compose_groups(choices: Sequence[str]) -> DictConfig:
             config = compose("run", overrides=words, return_hydra_config=True)
     finally:
         GlobalHydra.instance().hydra = outer
-    runtime_choices = config.hydra.runtime.choices
-    group_choices = {
-        group: runtime_choices[group]
-        for group in sorted(option_groups())
-        if runtime_choices.get(group)
-    }
+    picks = config.hydra.runtime.choices
+    groups = {group: picks[group] for group in sorted(option_groups()) if picks.get(group)}
     with open_dict(config):
         del config["hydra"]
-        config["choices"] = group_choices
+        config["choices"] = groups
     return config
 
 
 def _find_run(values: Sequence[str]) -> SavedRun | None:
     """Return the run folder that an evaluation names, or None."""
-    values_by_key = {
-        key_of(word): parse(word).value() for word in values if not word.startswith("~")
-    }
-    ckpt = values_by_key.get("ckpt")
+    options = {key_of(word): parse(word).value() for word in values if not word.startswith("~")}
+    ckpt = options.get("ckpt")
     # The check of all commands rejects these combinations.
-    if (
-        values_by_key.get("mode") not in MODES
-        or values_by_key.get("resume")
-        or not isinstance(ckpt, str)
-    ):
+    if options.get("mode") not in MODES or options.get("resume") or not isinstance(ckpt, str):
         return None
     return open_saved(ckpt).run
 

@@ -71,9 +71,7 @@ class Worker:
         records = [line for line in lines if "verdict" in line]
         checked = {record["name"] for record in records}
         begun = [line["name"] for line in lines if "verdict" not in line][-1:]
-        return records, [
-            name for name in dict.fromkeys([*begun, *self.names]) if name not in checked
-        ]
+        return records, [job for job in dict.fromkeys([*begun, *self.names]) if job not in checked]
 
     def failure(self) -> str:
         """Return why the process has ended."""

@@ -216,10 +216,8 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
     for number, entry in enumerate(content["rows"], start=1):
         try:
             shared = tables.get(entry.get("table"), {})
-            options_text = network_label(("", entry.get("options", {}))).strip()
-            train = row_training(
-                entry.get("backbone", ""), options_text, shared, entry.pop("train", {})
-            )
+            words = network_label(("", entry.get("options", {}))).strip()
+            train = row_training(entry.get("backbone", ""), words, shared, entry.pop("train", {}))
             entry |= {"train": train, "reported": _parse_reported(entry.get("reported", {}))}
             rows.append(Row(paper=paper, rule=content.get("rule", "macs"), **entry))
         except (TypeError, ValueError) as error:

@@ -60,11 +60,7 @@ def texts_overlap(texts: Sequence[Any]) -> bool:
     """Return True if two visible texts of a drawn figure overlap."""
     labels = [text for text in texts if text.get_visible() and text.get_text().strip()]
     boxes = [text_extent(text) for text in labels]
-    return any(
-        box.overlaps(neighbour)
-        for place, box in enumerate(boxes)
-        for neighbour in boxes[place + 1 :]
-    )
+    return any(box.overlaps(peer) for place, box in enumerate(boxes) for peer in boxes[place + 1 :])
 
 
 def spread_ticks(axis: Any) -> None:
@@ -88,7 +84,7 @@ def turn_bar_labels(axis: Any, texts: Sequence[Any]) -> None:
     """Rotate the numbers above bars if one is wider than its bar."""
     axis.figure.draw_without_rendering()
     boxes = sorted((text.get_window_extent() for text in texts), key=lambda box: box.x0)
-    if any(box.x1 > neighbour.x0 for box, neighbour in itertools.pairwise(boxes)):
+    if any(box.x1 > peer.x0 for box, peer in itertools.pairwise(boxes)):
         axis.margins(y=0.3)  # room for the rotated numbers
         for text in texts:
             text.set(rotation=90, va="bottom")

@@ -343,10 +343,8 @@ def update_config(folder: Path, config: RunConfig, *, resumed: bool) -> None:
     if not is_first_process():
         return
     before = read_config(folder / CONFIG) if resumed else {}
-    command_entries = {key: before[key] for key in OF_A_COMMAND if key in before}
-    write_whole(
-        folder / CONFIG, yaml.safe_dump({**config.plain(), **command_entries}, sort_keys=False)
-    )
+    words = {key: before[key] for key in OF_A_COMMAND if key in before}
+    write_whole(folder / CONFIG, yaml.safe_dump({**config.plain(), **words}, sort_keys=False))
 
 
 def _is_free(key: str) -> bool:

@@ -50,7 +50,7 @@ def acquire(folder: Path, mode: str = "fit") -> Iterator[None]:
         ended.set()
         heart.join()
         content = _content(path)
-        if content == _lock_content(content):
+        if content == _entry(content):
             path.unlink(missing_ok=True)
 
 
@@ -79,18 +79,16 @@ def _take(path: Path) -> None:
                 f"Taking over {path.parent.name} from {_describe(_content(path))}, which is gone"
             )
             path.unlink(missing_ok=True)
-        content = _lock_content(
-            {"since": datetime.now().astimezone().isoformat(timespec="seconds")}
-        )
+        content = _entry({"since": datetime.now().astimezone().isoformat(timespec="seconds")})
         with path.open("x") as file:
             json.dump(content, file)
     guard.unlink(missing_ok=True)
 
 
-def _lock_content(content: Mapping[str, Any]) -> dict[str, Any]:
+def _entry(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content that this process writes; ``since`` is kept."""
     pid = os.getpid()
-    me = {"host": platform.node(), "pid": pid, "born": _start_time(pid), "space": _space()}
+    me = {"host": platform.node(), "pid": pid, "born": _start(pid), "space": _space()}
     return {**me, "since": content.get("since")}
 
 
@@ -106,11 +104,7 @@ def _is_stale(path: Path, holder: Mapping[str, Any]) -> bool:
     if holder.get("host") == platform.node() and holder.get("space") == _space():
         pid = holder.get("pid")
         # A process of the same number that began at another time is another one.
-        return (
-            not isinstance(pid, int)
-            or _start_time(pid) is None
-            or _start_time(pid) != holder.get("born")
-        )
+        return not isinstance(pid, int) or _start(pid) is None or _start(pid) != holder.get("born")
     try:
         return _now(path.parent) - path.stat().st_mtime > SILENCE
     except FileNotFoundError:
@@ -126,7 +120,7 @@ def _now(folder: Path) -> float:
     return now
 
 
-def _start_time(pid: int) -> int | None:
+def _start(pid: int) -> int | None:
     """Return the start time of a process of this machine, or None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

@@ -116,14 +116,14 @@ def stop_early(
             "is a number of validations from 1 up, min_delta a difference from 0 up"
         )
     names = [f"val/{name}" for name in metrics] + ["train/loss"]
-    watched_metric = monitor if metric is None else metric
-    watched_metric = f"val/{watched_metric}" if f"val/{watched_metric}" in names else watched_metric
-    if watched_metric not in names:
+    target = monitor if metric is None else metric
+    target = f"val/{target}" if f"val/{target}" in names else target
+    if target not in names:
         raise ValueError(
-            unknown("metric to watch (callbacks.early_stopping.metric)", watched_metric, names)
+            unknown("metric to watch (callbacks.early_stopping.metric)", target, names)
         )
-    direction = mode or metrics.get(watched_metric.partition("/")[2], "min")  # that of train/loss
-    return [StopEarly(watched_metric, patience, direction, float(min_delta))]
+    direction = mode or metrics.get(target.partition("/")[2], "min")  # that of train/loss
+    return [StopEarly(target, patience, direction, float(min_delta))]
 
 
 def make_profiler(name: str | None, folder: Path) -> tuple[Profiler | None, list[Callback]]:

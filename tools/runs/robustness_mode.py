@@ -192,10 +192,8 @@ def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]
         return values
     errors = misclassified_shares(done)
     # Kinds of an incomplete set may be complete, unless a part lacks images.
-    lacks_images = any(
-        " images instead of " in line for line in datamodule.found["imagenet_c"].lacks
-    )
-    kinds = {} if lacks_images else corruption_errors(errors)
+    gaps = any(" images instead of " in line for line in datamodule.found["imagenet_c"].lacks)
+    kinds = {} if gaps else corruption_errors(errors)
     mean = None if datamodule.found["imagenet_c"].lacks else mean_corruption_error(errors)
     values |= {} if mean is None else {MCE: mean}
     return values | {f"ce_{kind}": value for kind, value in kinds.items()}

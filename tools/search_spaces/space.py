@@ -85,9 +85,7 @@ def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
     except HydraException as error:
         raise ValueError(" ".join(str(error).split())) from None
     spaces = [_parse_space(override) for override in parsed if override.is_sweep_override()]
-    fixed_words = [
-        str(override.input_line) for override in parsed if not override.is_sweep_override()
-    ]
+    fixed_words = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
     if not spaces:
         raise ValueError(
             "the search has one candidate: give a setting several values, such as "

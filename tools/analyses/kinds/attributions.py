@@ -54,9 +54,9 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     for subject in subjects:
         subject.classifier()
         column = [
-            image
+            item
             for batch in subject.batches()
-            for image in _attribute_batch(subject, batch, options)
+            for item in _attribute_batch(subject, batch, options)
         ]
         rows += [row for row, _, _ in column]
         networks.append(column)

@@ -64,15 +64,13 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
             panel for batch in subject.batches() for panel in _panels(subject, batch, options)
         ]
         rows += [panel.row for panel in column]
-        blanks = [panel.row["image"] for panel in column if not panel.has_class]
+        blanks = [panel.row["image"] for panel in column if not panel.hit]
         if blanks:
             notes.append(
                 f"{subject.label} does not find the class in {len(blanks)} of {len(column)} "
                 f"images; their maps are empty: {', '.join(blanks)}"
             )
-        against = [
-            panel.row["image"] for panel in column if panel.has_class and not panel.heat.any()
-        ]
+        against = [panel.row["image"] for panel in column if panel.hit and not panel.heat.any()]
         if against:
             notes.append(
                 f"{column[0].row['layer']} of {subject.label} does not support the class in "
@@ -92,7 +90,7 @@ class _Panel:
     picture: Any
     heat: Any
     title: str
-    has_class: bool
+    hit: bool
 
 
 def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[_Panel]:

@@ -48,11 +48,11 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     lines: dict[str, list[float]] = {}
     columns = []
     for subject in subjects:
-        measurements = _measure(subject, threshold, options["mixer"])
-        lines |= _lines(subject, measurements.layers)
-        summary += measurements.layers
-        rows += [*measurements.layers, *measurements.classes()]
-        columns.append((subject, measurements.tiles(subject, options["key"])))
+        result = _measure(subject, threshold, options["mixer"])
+        lines |= _lines(subject, result.layers)
+        summary += result.layers
+        rows += [*result.layers, *result.classes()]
+        columns.append((subject, result.tiles(subject, options["key"])))
     figures = {
         "sparsity": curves(lines, f"Coefficients above {threshold:g}", "share", "mixer"),
         "coefficients": _draw(columns),
@@ -125,7 +125,7 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
     from backbones.analysis.keys import KeyRanking, activated_share
 
     totals: dict[str, list[float]] = {}
-    measurements = _Measured(subject, mixer)
+    result = _Measured(subject, mixer)
     images = 0
     for batch in subject.batches():
         maps = coefficients(subject.backbone, batch.images)
@@ -133,29 +133,25 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
             raise ValueError(
                 f"{subject.label} needs a mixer that sums values by coefficients on its maps"
             )
-        measurements.mixer = mixer or list(maps)[-1]
-        if measurements.mixer not in maps:
+        result.mixer = mixer or list(maps)[-1]
+        if result.mixer not in maps:
             from backbones.options import unknown
 
-            raise ValueError(unknown("mixer with coefficients", measurements.mixer, list(maps)))
+            raise ValueError(unknown("mixer with coefficients", result.mixer, list(maps)))
         for name, map_ in maps.items():
             total = totals.setdefault(name, [0.0, 0.0, float(map_.shape[1])])
             total[0] += activated_share(map_, threshold) * len(map_)
             total[1] += float(map_.double().mean()) * len(map_)
-        selection = maps[measurements.mixer]
+        selection = maps[result.mixer]
         is_labelled = batch.labels >= 0
         if subject.class_names and is_labelled.any():
-            if measurements.ranking is None:
-                measurements.ranking = KeyRanking.start(
-                    len(subject.class_names), selection.shape[1]
-                )
-            measurements.ranking.add(selection[is_labelled], batch.labels[is_labelled])
+            if result.ranking is None:
+                result.ranking = KeyRanking.start(len(subject.class_names), selection.shape[1])
+            result.ranking.add(selection[is_labelled], batch.labels[is_labelled])
         # A few of each batch, because datasets are sorted by class.
-        space = min(
-            DRAWN - len(measurements.drawn), max(1, DRAWN * len(batch.images) // subject.count)
-        )
+        space = min(DRAWN - len(result.drawn), max(1, DRAWN * len(batch.images) // subject.count))
         labels = batch.labels[:space].tolist()
-        measurements.drawn += zip(batch.images[:space], selection[:space], labels, strict=True)
+        result.drawn += zip(batch.images[:space], selection[:space], labels, strict=True)
         images += len(batch.images)
     for name, (share, mean, keys) in totals.items():
         record: dict[str, Any] = {
@@ -163,14 +159,14 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
             "activated": share / images, "mean": mean / images,
             "first_key": None, "share_in_top5": None,
         }  # fmt: skip
-        if measurements.ranking is not None and name == measurements.mixer:
-            shares = measurements.ranking.shares_in_top(5)
+        if result.ranking is not None and name == result.mixer:
+            shares = result.ranking.shares_in_top(5)
             record |= {
                 "first_key": int(shares.argmax()),
                 "share_in_top5": float(shares.max()),
             }
-        measurements.layers.append(record)
-    return measurements
+        result.layers.append(record)
+    return result
 
 
 def _threshold(text: str) -> float:

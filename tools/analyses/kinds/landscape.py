@@ -154,10 +154,7 @@ def task_objective(subject: Subject) -> tuple[Any, Any, int]:
     def objective() -> torch.Tensor:
         dtype = next(network.parameters()).dtype  # double for the curvature
         cast = [
-            {
-                key: batch[key].to(dtype) if batch[key].is_floating_point() else batch[key]
-                for key in batch
-            }
+            {key: x.to(dtype) if x.is_floating_point() else x for key, x in batch.items()}
             for batch in batches
         ]
         parts = [task.evaluation_loss(batch, network.predict(batch)) for batch in cast]
