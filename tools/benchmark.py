@@ -263,15 +263,15 @@ def select_backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> 
     return [[baseline, *again, *networks]]
 
 
-def _match_names(text: str, known: Sequence[str], what: str) -> list[str]:
+def _match_names(text: str, valid_names: Sequence[str], what: str) -> list[str]:
     """List the known names that comma-separated names and patterns match."""
     from backbones.options import unknown
 
     names: list[str] = []
     for item in text.split(","):
-        matches = fnmatch.filter(known, item)
+        matches = fnmatch.filter(valid_names, item)
         if not matches:
-            raise ValueError(unknown(what, item, known))
+            raise ValueError(unknown(what, item, valid_names))
         names += matches
     return list(dict.fromkeys(names))
 

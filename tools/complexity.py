@@ -286,9 +286,9 @@ def dense_records(options: dict[str, str], words: Sequence[str]) -> list[Record]
     return records
 
 
-def network_record(typed: str, params: int, macs: int) -> Record:
+def network_record(label: str, params: int, macs: int) -> Record:
     """Return the record of a network with its name and options as typed."""
-    return {"backbone": typed, "params": params, "params_m": params / 1e6, "macs_g": macs / 1e9}
+    return {"backbone": label, "params": params, "params_m": params / 1e6, "macs_g": macs / 1e9}
 
 
 def paper_record(

@@ -119,9 +119,9 @@ def data_of_run(ckpt: str) -> dict[str, str]:
     return {key: str(value or "") for key, value in data_options.items()}
 
 
-def show_progress(done: int, total: int) -> None:
+def show_progress(count: int, total: int) -> None:
     """Print progress in one line that overwrites itself."""
-    print(f"\r{done} of {total} images", end="\n" if done == total else "", file=sys.stderr)
+    print(f"\r{count} of {total} images", end="\n" if count == total else "", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -84,18 +84,18 @@ def _find(patterns: Sequence[str], *, is_tried: bool) -> Iterator[tuple[str, Any
             yield name, slots
 
 
-def _record(name: str, one: Any) -> Record:
-    reasons = [f"{part}: {why}" for part, why in one.kept.items()]
+def _record(name: str, slots: Any) -> Record:
+    reasons = [f"{part}: {why}" for part, why in slots.kept.items()]
     return {
-        "backbone": name, "channel": one.channel, "token": one.token,
-        "settings": one.error or "; ".join(reasons),
+        "backbone": name, "channel": slots.channel, "token": slots.token,
+        "settings": slots.error or "; ".join(reasons),
     }  # fmt: skip
 
 
-def _by_family(found: dict[str, Any]) -> Iterator[Record]:
+def _by_family(table: dict[str, Any]) -> Iterator[Record]:
     from backbones.hosts.timm_model.listing import count_families
 
-    for count in count_families(found):
+    for count in count_families(table):
         yield {
             "paper": count.family, "models": count.models, "channel": count.channel,
             "token": count.token, "experiment": count.example,

@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 def precision_curves(
     annotations: Mapping[str, Any],
-    found: Sequence[Mapping[str, Any]],
+    predictions: Sequence[Mapping[str, Any]],
     image_ids: Sequence[int],
     category_ids: Sequence[int] | None = None,
 ) -> dict[int, Array]:
@@ -38,7 +38,7 @@ def precision_curves(
 
     Args:
         annotations: Content of a json in COCO's format; ids may be any integers.
-        found: Result rows with ``image_id``, ``category_id``, ``bbox`` and ``score``.
+        predictions: Result rows with ``image_id``, ``category_id``, ``bbox`` and ``score``.
         image_ids: The images to evaluate.
         category_ids: The categories to evaluate; default: all.
 
@@ -59,7 +59,7 @@ def precision_curves(
         if item["image_id"] in numbers and item["category_id"] in counted
     ]
     above = {category["id"]: category.get("supercategory") for category in categories}
-    detections = truth.rows(found)
+    detections = truth.rows(predictions)
     curves = {}
     for category, rank in ranks.items():
         if not any(item["category_id"] == rank and not item["iscrowd"] for item in objects):
@@ -77,12 +77,12 @@ def precision_curves(
 
 
 def _ignored(
-    objects: Sequence[Mapping[str, Any]], own: int, others: set[int]
+    objects: Sequence[Mapping[str, Any]], rank: int, classes: set[int]
 ) -> list[dict[str, Any]]:
     """Return the objects, with those of other classes turned into ignored ones of this class."""
     return [
-        {**item, "category_id": own, "iscrowd": 1, "ignore": 1}
-        if item["category_id"] in others and item["category_id"] != own
+        {**item, "category_id": rank, "iscrowd": 1, "ignore": 1}
+        if item["category_id"] in classes and item["category_id"] != rank
         else dict(item)
         for item in objects
     ]

@@ -131,9 +131,9 @@ def text(words: str) -> str:
     return html.escape(words, quote=True)
 
 
-def _section(one: Section) -> str:
-    about = f'<p class="what">{one.about}</p>\n' if one.about else ""
-    return f'<h2 id="{text(one.anchor)}">{text(one.title)}</h2>\n{about}{one.content}'
+def _section(section: Section) -> str:
+    about = f'<p class="what">{section.about}</p>\n' if section.about else ""
+    return f'<h2 id="{text(section.anchor)}">{text(section.title)}</h2>\n{about}{section.content}'
 
 
 def _mark(values: Iterable[object]) -> str:

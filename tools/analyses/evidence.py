@@ -69,20 +69,20 @@ def evidence(subject: Subject, batch: Batch, images: Tensor) -> Evidence:
     return Evidence(scores, amounts, (amounts if finder.by_amount else scores).argmax(1))
 
 
-def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
+def asked_classes(subject: Subject, batch: Batch, request: str) -> Tensor | None:
     """Return the class of each image that class= requests, or None for the predicted ones.
 
     Args:
         subject: Provides the classes.
         batch: A batch of images.
-        wanted: "predicted", "label", the name of a class or its number.
+        request: "predicted", "label", the name of a class or its number.
 
     Raises:
         ValueError: The class is unknown, or the images lack labels.
     """
-    if wanted == "predicted":
+    if request == "predicted":
         return None
-    if wanted == "label":
+    if request == "label":
         if evidence_unit(subject) != "probability":
             raise ValueError(
                 f"class=label is for classifiers; images of {subject.label} have several classes: "
@@ -91,12 +91,12 @@ def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
         if int(batch.labels.min()) < 0:
             raise ValueError("class=label needs labelled images, but these lack labels")
         return batch.labels
-    if wanted in subject.class_names:  # names may be digits
-        label = subject.class_names.index(wanted)
-    elif wanted.isdecimal():
-        label = int(wanted)
+    if request in subject.class_names:  # names may be digits
+        label = subject.class_names.index(request)
+    elif request.isdecimal():
+        label = int(request)
     else:
-        raise ValueError(unknown("class", wanted, list(subject.class_names)))
+        raise ValueError(unknown("class", request, list(subject.class_names)))
     return torch.full((len(batch.images),), label)
 
 

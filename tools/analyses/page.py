@@ -59,7 +59,7 @@ def page(
     subject: Subject,
     options: Mapping[str, str],
     report: Callable[[str], None],
-    chosen: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> str:
     """Return the page of a run.
 
@@ -67,7 +67,7 @@ def page(
         subject: Opened from its run folder.
         options: The command's options; each analysis adds its own.
         report: Prints a line of progress.
-        chosen: Names of analyses; default: all.
+        names: Names of analyses; default: all.
 
     Raises:
         ValueError: The subject is not from a run folder.
@@ -92,7 +92,7 @@ def page(
         Section("results", "Results", _results(folder, summary)),
         Section("curves", "Curves", curves or "<p>None were measured.</p>"),
         Section("predictions", "Predictions", predictions or "<p>None were drawn.</p>"),
-        *_analyses(subject, options, report, chosen),
+        *_analyses(subject, options, report, names),
         Section("settings", "Settings", _settings(folder, summary)),
     ]
     return document(subject.label, _head(subject, folder, summary), sections)
@@ -127,11 +127,11 @@ def _analyses(
     subject: Subject,
     options: Mapping[str, str],
     report: Callable[[str], None],
-    chosen: Sequence[str],
+    names: Sequence[str],
 ) -> Iterator[Section]:
     refused = {}
     for name, analysis in analyses().items():
-        if name == REPORT or (chosen and name not in chosen):
+        if name == REPORT or (names and name not in names):
             continue
         report(f"{name} ...")
         title, rest = _divided(analysis.summary)
@@ -171,11 +171,11 @@ def _analysis(subject: Subject, analysis: Analysis, options: Mapping[str, str]) 
     return figures([*_figures(findings), table(findings.summary, columns)]) + notes
 
 
-def _figures(found: Findings) -> Iterator[str]:
+def _figures(findings: Findings) -> Iterator[str]:
     from tools.analyses.writing import write_findings
 
     with tempfile.TemporaryDirectory() as folder:
-        files = write_findings("numbers", found, Path(folder))
+        files = write_findings("numbers", findings, Path(folder))
         pictures = [path for path in files if path.suffix == ".png"]
         for path in pictures:
             name = path.stem.replace("_", " ")

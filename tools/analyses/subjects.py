@@ -355,8 +355,8 @@ def _input(options: Mapping[str, str]) -> list[str]:
     return [f"data={source}"] if _is_data_set(source) else [f"input={quote(source)}"]
 
 
-def _is_data_set(given: str) -> bool:
-    return not Path(given).exists() and (CONFIGS / "data" / f"{given}.yaml").is_file()
+def _is_data_set(source: str) -> bool:
+    return not Path(source).exists() and (CONFIGS / "data" / f"{source}.yaml").is_file()
 
 
 def _select_words(prefix: str, words: Sequence[str]) -> list[str]:

@@ -103,13 +103,13 @@ def read_mixers(options: dict[str, str], words: Sequence[str] = ()) -> list[Netw
     return [(attention or mixers)[0], *mixers]
 
 
-def _expand(typed: str) -> list[str]:
+def _expand(text: str) -> list[str]:
     """Return the token mixers that a pattern matches, with the options that follow it."""
     from backbones import list_mixers
 
-    pattern, *words = split_outside_brackets(typed, " ")
+    pattern, *words = split_outside_brackets(text, " ")
     if not set(pattern) & set("*?["):
-        return [typed]
+        return [text]
     names = fnmatch.filter(list_mixers("token"), pattern)
     if not names:
         raise ValueError(f"no token mixer matches {pattern!r}; 'sbm*' or '*' are patterns")

@@ -202,8 +202,8 @@ def load_catalogue() -> Catalogue:
     return registry
 
 
-def _digest(known: Any) -> str:
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+def _digest(fields: Any) -> str:
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def fingerprint() -> list[Any]:

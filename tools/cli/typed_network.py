@@ -128,13 +128,13 @@ def known_options(name: str) -> list[str]:
     return list(dict.fromkeys([*names, *MATCH]))
 
 
-def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[str, Any]:
+def read_options(words: Sequence[str], of: str, valid_names: Collection[str]) -> dict[str, Any]:
     """Return options as a dict, nested where their names have dots.
 
     Args:
         words: Options with one value each.
         of: What they belong to, for messages.
-        known: The valid option names, as typed.
+        valid_names: The valid option names, as typed.
 
     Raises:
         ValueError: An option is unknown, or a value cannot be parsed.
@@ -144,9 +144,9 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
         if key == f"{PREFIX}name":
             raise ValueError(f"{word} is not an option; pass backbone=NAME instead")
         # Another library checks its options itself.
-        if key not in known and not (key.startswith(f"{FREE}.") and FREE in known):
-            prefixed = [name for name in known if name.endswith(f".{key}")]
-            raise ValueError(unknown(f"option of {of}", key, prefixed or known))
+        if key not in valid_names and not (key.startswith(f"{FREE}.") and FREE in valid_names):
+            prefixed = [name for name in valid_names if name.endswith(f".{key}")]
+            raise ValueError(unknown(f"option of {of}", key, prefixed or valid_names))
     config = OmegaConf.create({"backbone": {}})
     apply(config, quote_arguments(words))
     options: dict[str, Any] = OmegaConf.to_container(config)["backbone"]  # type: ignore[call-overload, index, assignment]

@@ -68,7 +68,7 @@ def is_evaluation(key: str) -> bool:
 
 
 def group_by_evaluation(
-    runs: Sequence[RunRecord], free: Sequence[str] = ()
+    runs: Sequence[RunRecord], free_keys: Sequence[str] = ()
 ) -> list[tuple[dict[str, Any], list[RunRecord]]]:
     """Group runs of one task by their evaluation, in order of first appearance.
 
@@ -79,7 +79,7 @@ def group_by_evaluation(
     groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
     for run in runs:
         evaluation = {
-            name: value for name, value in describe_evaluation(run).items() if name not in free
+            name: value for name, value in describe_evaluation(run).items() if name not in free_keys
         }
         key = json.dumps(evaluation, sort_keys=True, default=str)
         groups.setdefault(key, (evaluation, []))[1].append(run)
@@ -87,14 +87,16 @@ def group_by_evaluation(
     return [(_differing(evaluation, evaluations), group) for evaluation, group in groups.values()]
 
 
-def _differing(own: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _differing(
+    reference: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     names = dict.fromkeys(name for evaluation in evaluations for name in evaluation)
-    same_data = [entry for entry in evaluations if entry.get("data") == own.get("data")]
+    same_data = [entry for entry in evaluations if entry.get("data") == reference.get("data")]
     return {
-        name: own.get(name)
+        name: reference.get(name)
         for name in names
         if any(
-            str(evaluation.get(name)) != str(own.get(name))
+            str(evaluation.get(name)) != str(reference.get(name))
             for evaluation in (same_data if name.startswith("data.") else evaluations)
         )
     }

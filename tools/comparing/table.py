@@ -67,25 +67,25 @@ class Row:
 
 
 def make_rows(
-    runs: Sequence[RunRecord], by: Sequence[str], free: Sequence[str], notes: list[str]
+    runs: Sequence[RunRecord], by: Sequence[str], free_keys: Sequence[str], notes: list[str]
 ) -> list[Row]:
     """Group finished runs of one evaluation, and average each group over its seeds.
 
     Args:
         runs: Runs of one task and evaluation.
         by: Settings that name the rows, dotted or one of ``ALIASES``.
-        free: Settings that may differ within a row, besides those without effect on results.
+        free_keys: Settings that may differ within a row, besides those without effect on results.
         notes: Gets a sentence for each split or left out run.
     """
     groups: dict[str, list[RunRecord]] = {}
     for run in _drop_defaults(runs, by):
-        groups.setdefault(json.dumps(identity(run, free), sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(identity(run, free_keys), sort_keys=True), []).append(run)
     rows = []
     for group in (part for equal_runs in groups.values() for part in _split_by_code(equal_runs)):
         label = tuple(_value(group[0], key) for key in by)
         rows.append(Row(label, _one_per_seed(group, notes)))
     rows.sort(key=lambda row: row.label)
-    _describe_differences(rows, free, notes)
+    _describe_differences(rows, free_keys, notes)
     for row in rows:
         _name_counted(row)
         _average(row, notes)
@@ -134,10 +134,10 @@ def refuse_unknown(runs: Sequence[RunRecord], keys: Sequence[str]) -> None:
             )
 
 
-def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
+def identity(run: RunRecord, free_keys: Sequence[str] = ()) -> dict[str, Any]:
     """Return everything that makes a run another experiment: settings, data and network."""
     sample = uses_sample_data(run)
-    paths = [setting(run, key)[0] for key in free if key not in COUNTED]
+    paths = [setting(run, key)[0] for key in free_keys if key not in COUNTED]
     settings = {
         key: value
         for key, value in run.config.items()
@@ -213,7 +213,7 @@ def _one_per_seed(runs: Sequence[RunRecord], notes: list[str]) -> list[RunRecord
     return list(latest.values())
 
 
-def _describe_differences(rows: Sequence[Row], free: Sequence[str], notes: list[str]) -> None:
+def _describe_differences(rows: Sequence[Row], free_keys: Sequence[str], notes: list[str]) -> None:
     """Name the differences between rows with equal labels, which were not averaged."""
     labels: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
@@ -221,7 +221,7 @@ def _describe_differences(rows: Sequence[Row], free: Sequence[str], notes: list[
     for label, group in labels.items():
         if len(group) == 1:
             continue
-        settings = [identity(row.first, free) for row in group]
+        settings = [identity(row.first, free_keys) for row in group]
         keys = sorted({key for item in settings for key in item})
         differ = [key for key in keys if len({json.dumps(item.get(key)) for item in settings}) > 1]
         if len(differ) > 1:  # follows from the others

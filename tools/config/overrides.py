@@ -56,28 +56,28 @@ class Command:
         return [*self.hydra, *folder, f"+{JOB}={texts}"] if self.jobs else list(self.hydra)
 
 
-def read_command(typed: Sequence[str]) -> Command:
+def read_command(line: Sequence[str]) -> Command:
     """Register the backbones, check a command, and compose its config once.
 
     Raises:
         ValueError: A name or key is unknown; the message suggests the nearest.
     """
     register_groups()
-    for argument in typed:
+    for argument in line:
         if any("\ud800" <= character <= "\udfff" for character in argument):
             raise ValueError(
                 f"{os.fsencode(argument)!r} must be UTF-8, because config.yaml and logs are; give "
                 "the file or folder another name, or a link with one"
             )
-    check_hydra(typed)
-    arguments, form = _split_cfg(typed)
+    check_hydra(line)
+    arguments, form = _split_cfg(line)
     hydra = [word for word in arguments if word.startswith("-") or is_hydra_option(word)]
     words = [word for word in arguments if word not in hydra]
     flags = [word for word in hydra if word.startswith("-")]
     sweep = bool(flags)
     if any(flag not in SWEEP for flag in flags) or (form and flags):
         check_names([word for word in words if "=" in word])
-        return Command([], hydra=typed)  # Hydra handles --info and the like itself
+        return Command([], hydra=line)  # Hydra handles --info and the like itself
     words = join_channel_mixer(quote_arguments(words, sweep=sweep))
     words = expand_patterns(words, sweep=sweep, fits=_task_filter(words))
     if not sweep:
@@ -97,16 +97,16 @@ def unlike_jobs(jobs: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(tuple(w for w in job if key_of(w) != "seed") for job in jobs))
 
 
-def _split_cfg(typed: Sequence[str]) -> tuple[list[str], Literal["", "composed", "resolved"]]:
+def _split_cfg(arguments: Sequence[str]) -> tuple[list[str], Literal["", "composed", "resolved"]]:
     """Remove ``--cfg job`` from a command; return the rest and the requested form."""
     for spelling in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"]):
-        for start in range(len(typed)):
-            if list(typed[start : start + len(spelling)]) == spelling:
-                rest = [*typed[:start], *typed[start + len(spelling) :]]
+        for start in range(len(arguments)):
+            if list(arguments[start : start + len(spelling)]) == spelling:
+                rest = [*arguments[:start], *arguments[start + len(spelling) :]]
                 if "--resolve" not in rest:
                     return rest, "composed"
                 return [word for word in rest if word != "--resolve"], "resolved"
-    return list(typed), ""
+    return list(arguments), ""
 
 
 def swept_keys(words: Sequence[str]) -> list[str]:

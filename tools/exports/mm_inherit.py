@@ -88,13 +88,13 @@ def _holds(value: Any, sought: Any) -> bool:
     return sought is not None and bool(value == sought)
 
 
-def changes(inherited: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def changes(inherited: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that, merged into the inherited config, give the wanted one.
 
     Inherited keys at the top level stay, because a config cannot remove them.
     """
     differing = {}
-    for key, value in wanted.items():
+    for key, value in target.items():
         if key in inherited and inherited[key] == value:
             continue
         value_before = inherited.get(key)
@@ -113,13 +113,13 @@ def _copy(toolkit: str, base: str, folder: Path) -> Path:
     return target
 
 
-def _mark_variables(config: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def _mark_variables(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Mark the places of a config that use one of these variables."""
     root = config.get("data_root")
 
     def mark(key: str, value: Any) -> Any:
         for name in NAMED.get(key, ()):
-            if name in named and value == config[name]:
+            if name in names and value == config[name]:
                 return MARK.format(name)
         if isinstance(value, Mapping):
             return {name: mark(name, item) for name, item in value.items()}

@@ -339,14 +339,14 @@ def _check_inside(out: Path, names: Iterable[str]) -> None:
             raise ValueError(f"{out / name} is outside of {out}, where exports stay; remove it")
 
 
-def _replace(out: Path, new: Path, made: set[str], names: set[str]) -> None:
+def _replace(out: Path, source: Path, earlier_names: set[str], names: set[str]) -> None:
     """Move an export's files into a folder, replacing the files of an earlier export.
 
     Raises:
         ValueError: A new file would replace one that no export wrote.
     """
     _check_inside(out, names)
-    foreign = sorted(name for name in names - made if os.path.lexists(out / name))
+    foreign = sorted(name for name in names - earlier_names if os.path.lexists(out / name))
     if foreign:
         raise ValueError(
             f"{out} has {', '.join(foreign[:5])}, not made by an export; rename it or pass another "
@@ -355,17 +355,17 @@ def _replace(out: Path, new: Path, made: set[str], names: set[str]) -> None:
     # The record comes first: it lists what an interrupted replacement leaves behind.
     for name in sorted(names, key=lambda name: (name != MARK, name)):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (new / name).replace(out / name)
-    for name in made - names:
+        (source / name).replace(out / name)
+    for name in earlier_names - names:
         with contextlib.suppress(IsADirectoryError):  # a user's folder has its name now
             (out / name).unlink(missing_ok=True)
-    for folder in {(out / name).parent for name in made - names} - {out}:
+    for folder in {(out / name).parent for name in earlier_names - names} - {out}:
         with contextlib.suppress(OSError):  # it has files of the user's
             folder.rmdir()
 
 
 def check_equal(
-    what: str, before: Sequence[Tensor], after: Sequence[Tensor], tolerance: float = 1e-5
+    subject: str, before: Sequence[Tensor], after: Sequence[Tensor], tolerance: float = 1e-5
 ) -> float:
     """Return the largest difference of two lists of outputs, relative to values above 1.
 
@@ -374,11 +374,13 @@ def check_equal(
     """
     shapes = [[tuple(x.shape) for x in outputs] for outputs in (before, after)]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"{what} gives shapes {shapes[1]} instead of {shapes[0]}; not exported")
+        raise ValueError(f"{subject} gives shapes {shapes[1]} instead of {shapes[0]}; not exported")
     worst = 0.0
     for x, y in zip(before, after, strict=True):
         scale = max(1.0, float(x.abs().max()))
         worst = max(worst, float((x - y).abs().max()) / scale)
     if not worst <= tolerance:  # also true for NaN
-        raise ValueError(f"{what} differs by {worst:.1e}, more than {tolerance:.0e}; not exported")
+        raise ValueError(
+            f"{subject} differs by {worst:.1e}, more than {tolerance:.0e}; not exported"
+        )
     return worst

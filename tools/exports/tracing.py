@@ -131,11 +131,11 @@ def _with_any_size_pools(network: nn.Module) -> nn.Module:
 
 
 def _export(
-    network: nn.Module, images: Tensor, axes: Mapping[int, str], named: bool, side: int
+    network: nn.Module, images: Tensor, axes: Mapping[int, str], has_names: bool, side: int
 ) -> ExportedProgram:
     least = {axis: 1 if axis == 0 else side for axis in axes}
     dims: Any = {
-        axis: Dim(name, min=least[axis]) if named else Dim.AUTO(min=least[axis])
+        axis: Dim(name, min=least[axis]) if has_names else Dim.AUTO(min=least[axis])
         for axis, name in axes.items()
     }
     with torch.no_grad():

@@ -106,17 +106,17 @@ def required_torch() -> str | None:
 
 
 def check_torch_pair(
-    version_of: VersionOf = installed_version, wanted: str | None = required_torch()
+    version_of: VersionOf = installed_version, versions: str | None = required_torch()
 ) -> Check:
     """Check that the installed torchvision was built for the installed torch."""
     torch, torchvision = version_of("torch"), version_of("torchvision")
     if torch is None or torchvision is None:
         return Check("torch and torchvision", "problem", "missing", "make install", core=True)
     text = f"torch {torch}, torchvision {torchvision}"
-    if wanted is None or wanted == torch.split("+")[0]:
+    if versions is None or versions == torch.split("+")[0]:
         return Check("torch and torchvision", "ok", text)
     remedy = "pip install -c constraints.txt torch torchvision, then make install"
-    text += f", which was built for torch {wanted}"
+    text += f", which was built for torch {versions}"
     return Check("torch and torchvision", "problem", text, remedy, core=True)
 
 
@@ -172,22 +172,22 @@ def probe() -> dict[str, Any]:
         return {**EMPTY_PROBE, "error": last}
 
 
-def check_operators(found: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
+def check_operators(facts: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
     """Check that mmcv's operators load: torchvision's, or compiled ones for this torch."""
     mmcv, torch = version_of("onedl-mmcv"), version_of("torch")
     if mmcv is None:
         return Check("mmcv operators", "note", "mmcv is not installed", "make install")
     pair = f"mmcv {mmcv}, torch {torch}, Python {platform.python_version()}"
-    if found["error"]:
-        text = f"do not work for {pair}: {found['error']}"
+    if facts["error"]:
+        text = f"do not work for {pair}: {facts['error']}"
         again = "pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
         return Check("mmcv operators", "problem", text, again)
-    return Check("mmcv operators", "ok", f"{pair}: {found['operators']}")
+    return Check("mmcv operators", "ok", f"{pair}: {facts['operators']}")
 
 
-def check_kernels(found: dict[str, Any]) -> Check:
+def check_kernels(facts: dict[str, Any]) -> Check:
     """Check that our operators are compiled; without them mixers are slower, with equal results."""
-    text = found["kernels"]
+    text = facts["kernels"]
     if "switched off" in text:
         return Check("mixer operators", "note", text, "unset MIXERLAB_KERNELS")
     if not text.startswith("compiled"):
@@ -198,21 +198,21 @@ def check_kernels(found: dict[str, Any]) -> Check:
     return Check("mixer operators", "ok", text)
 
 
-def check_files(found: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
+def check_files(facts: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
     """Check that every file of backbones/mixers and hosts can be imported."""
     if version_of("timm") is None:
         return Check(FILES, "note", "not checked, because timm is missing", "make install")
-    if found["broken"]:
+    if facts["broken"]:
         remedy = "fix the file, or move it out of the folder"
-        return Check(FILES, "problem", found["broken"], remedy, core=True)
-    if not found["registered"]:
-        return Check(FILES, "note", f"not checked: {found['error']}", "make install")
-    return Check(FILES, "ok", found["registered"])
+        return Check(FILES, "problem", facts["broken"], remedy, core=True)
+    if not facts["registered"]:
+        return Check(FILES, "note", f"not checked: {facts['error']}", "make install")
+    return Check(FILES, "ok", facts["registered"])
 
 
-def check_devices(found: dict[str, Any]) -> Check:
+def check_devices(facts: dict[str, Any]) -> Check:
     """List processors and GPUs; a machine without a GPU is fine."""
-    gpus = ", ".join(found["gpus"]) or "no GPU (training runs on the CPU)"
+    gpus = ", ".join(facts["gpus"]) or "no GPU (training runs on the CPU)"
     return Check("devices", "ok", f"{len(os.sched_getaffinity(0))} CPU cores, {gpus}")
 
 

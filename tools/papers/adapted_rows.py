@@ -64,27 +64,27 @@ def _log_lines(start: str, lines: Sequence[str]) -> None:
             log(f"{start}{line}")
 
 
-def option_keys(typed: Sequence[str]) -> set[str]:
+def option_keys(words: Sequence[str]) -> set[str]:
     """Return the dotted names of typed options."""
-    return {word.partition("=")[0].lstrip("+~") for word in typed}
+    return {word.partition("=")[0].lstrip("+~") for word in words}
 
 
-def shorten_phases(config: RunConfig, typed: Sequence[str]) -> list[str]:
+def shorten_phases(config: RunConfig, words: Sequence[str]) -> list[str]:
     """Shorten warm-up and cool-down in proportion if they exceed the typed length."""
     schedule, length = config.schedule, config.trainer["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in PHASES}
     names = [
-        name for name in PHASES if f"schedule.{name}" not in option_keys(typed) and parts[name]
+        name for name in PHASES if f"schedule.{name}" not in option_keys(words) and parts[name]
     ]
     numbers = all(isinstance(value, int | float) for value in (length, *parts.values()))
     if (
-        "trainer.max_epochs" not in option_keys(typed)
+        "trainer.max_epochs" not in option_keys(words)
         or not names
         or not numbers
         or not 0 < length <= sum(parts.values())
     ):
         return []
-    rest = [word for word in typed if key_of(word) != "trainer.max_epochs"]
+    rest = [word for word in words if key_of(word) != "trainer.max_epochs"]
     usual = compose_config([word for word in rest if not word.startswith("~")]).trainer.max_epochs
     epochs = find_rule(config.task_name).fixed[EPOCHS] if usual == AUTO else usual or 0
     if epochs <= length:
@@ -96,7 +96,7 @@ def shorten_phases(config: RunConfig, typed: Sequence[str]) -> list[str]:
     return [f"{text}, in proportion to trainer.max_epochs={length}"]
 
 
-def lower_ends(config: RunConfig, typed: Sequence[str]) -> list[str]:
+def lower_ends(config: RunConfig, words: Sequence[str]) -> list[str]:
     """Lower the first and last rate in proportion if a small batch puts the peak below them."""
     optimizer, schedule, trainer = config.optimizer, config.schedule, config.trainer
     reference = optimizer.get("reference_batch")
@@ -108,7 +108,7 @@ def lower_ends(config: RunConfig, typed: Sequence[str]) -> list[str]:
     lower = {
         name: schedule[name] * share
         for name in END_RATES
-        if (schedule.get(name) or 0) > top and f"schedule.{name}" not in option_keys(typed)
+        if (schedule.get(name) or 0) > top and f"schedule.{name}" not in option_keys(words)
     }
     config.schedule = schedule | lower
     return [
@@ -117,19 +117,19 @@ def lower_ends(config: RunConfig, typed: Sequence[str]) -> list[str]:
     ]
 
 
-def _fit_data(config: RunConfig, row: Row, typed: Sequence[str]) -> list[str]:
+def _fit_data(config: RunConfig, row: Row, words: Sequence[str]) -> list[str]:
     """Drop settings of the row's own data that do not apply to the run's data."""
     lines: list[str] = []
     data = config.data
     file = _data_file(data)
     options = file.get("data", {})
-    extra = [key for key in data if key not in options and f"data.{key}" not in option_keys(typed)]
+    extra = [key for key in data if key not in options and f"data.{key}" not in option_keys(words)]
     for key in extra if options else ():
         lines.append(f"data.{key}={data.pop(key)} is left out: it belongs to data={row.train.data}")
     usual = file.get("schedule", {})
-    config.schedule = _drop_default_rates(config.schedule, usual, typed)
+    config.schedule = _drop_default_rates(config.schedule, usual, words)
     if "augmentation" in data:
-        data["augmentation"] = _fit_augmentation(data["augmentation"], typed)
+        data["augmentation"] = _fit_augmentation(data["augmentation"], words)
     if data.get("token_labels") == REQUIRED:
         data["token_labels"] = None
         lines.append("data.token_labels=null, because the label maps belong to the row's images")
@@ -142,7 +142,7 @@ def _fit_data(config: RunConfig, row: Row, typed: Sequence[str]) -> list[str]:
     return lines
 
 
-def _fit_augmentation(augmentation: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
+def _fit_augmentation(augmentation: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """Drop options that the augmentation in use does not have."""
     from datamodules.images import transforms  # imports torch
 
@@ -153,16 +153,16 @@ def _fit_augmentation(augmentation: Mapping[str, Any], typed: Sequence[str]) -> 
     return {
         key: value
         for key, value in augmentation.items()
-        if key in names or f"data.augmentation.{key}" in option_keys(typed)
+        if key in names or f"data.augmentation.{key}" in option_keys(words)
     }
 
 
-def _use_one_device(config: RunConfig, row: Row, typed: Sequence[str]) -> list[str]:
+def _use_one_device(config: RunConfig, row: Row, words: Sequence[str]) -> list[str]:
     """Use the default trainer with one device instead of the row's, which takes all GPUs."""
-    if "trainer" in option_keys(typed):
+    if "trainer" in option_keys(words):
         return []
     usual = read_yaml(CONFIGS / "trainer" / "auto.yaml")
-    devices = {name: usual[name] for name in DEVICES if f"trainer.{name}" not in option_keys(typed)}
+    devices = {name: usual[name] for name in DEVICES if f"trainer.{name}" not in option_keys(words)}
     if all(config.trainer[name] == value for name, value in devices.items()):
         return []
     config.trainer = config.trainer | devices
@@ -170,7 +170,7 @@ def _use_one_device(config: RunConfig, row: Row, typed: Sequence[str]) -> list[s
 
 
 def _drop_default_rates(
-    schedule: Mapping[str, Any], usual: Mapping[str, Any], typed: Sequence[str]
+    schedule: Mapping[str, Any], usual: Mapping[str, Any], words: Sequence[str]
 ) -> dict[str, Any]:
     """Let the row's way to give a rate replace the data file's where both are set."""
     dropped_rates = {
@@ -179,7 +179,7 @@ def _drop_default_rates(
         for name in pair
         if all(schedule.get(rate) is not None for rate in pair)
         and float(usual.get(name, "nan")) == schedule[name]  # PyYAML reads 1e-6 as text
-        and f"schedule.{name}" not in option_keys(typed)
+        and f"schedule.{name}" not in option_keys(words)
     }
     return {**schedule, **dropped_rates}
 

@@ -105,9 +105,9 @@ def _has_queries(head: Mapping[str, Any]) -> bool:
     return any(word in str(head["base"]) for word in ("dino", "detr", "former"))
 
 
-def parts_of(whole: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
+def parts_of(network: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
     """Yield the parts of a model of the MM toolkits."""
-    model = whole.model
+    model = network.model
     counted: set[nn.Parameter] = set()
 
     def part(name: str, modules: Sequence[nn.Module], run: Callable[[], object]) -> Part:

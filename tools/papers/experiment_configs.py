@@ -42,13 +42,13 @@ def experiment_config(row: Row) -> dict[str, Any]:
     return content
 
 
-def check_runnable(row: Row, typed: Sequence[str] = ()) -> None:
+def check_runnable(row: Row, words: Sequence[str] = ()) -> None:
     """Check that a row can be trained: its missing settings are typed.
 
     Raises:
         ValueError: The paper leaves a setting open.
     """
-    options = dict(re.sub(r"^\++", "", word).partition("=")[::2] for word in typed)
+    options = dict(re.sub(r"^\++", "", word).partition("=")[::2] for word in words)
     evaluates = options.get("mode", "fit") != "fit"
     if row.train.cannot_run and not evaluates and not options.keys() & set(row.train.needs):
         raise ValueError(f"experiment={row.name} cannot run: {row.train.cannot_run}")

@@ -56,10 +56,10 @@ def find_experiment(name: str) -> Row:
     )
 
 
-def _is_abbreviation(short: str, name: str) -> bool:
-    """Return True if ``short`` is ``name`` without some of its words, such as the table."""
+def _is_abbreviation(text: str, name: str) -> bool:
+    """Return True if ``text`` is ``name`` without some of its words, such as the table."""
     words = iter(name.split("_"))
-    return all(word in words for word in short.split("_"))
+    return all(word in words for word in text.split("_"))
 
 
 def describe(row: Row) -> str:

@@ -147,25 +147,25 @@ class Row:
         figure = self.reported.get(f"{name}_delta", self.reported.get(name))
         return figure if isinstance(figure, Printed) else None
 
-    def mismatches(self, found: Mapping[str, Decimal]) -> list[str]:
+    def mismatches(self, residuals: Mapping[str, Decimal]) -> list[str]:
         """Return the counts whose residuals change the printed digits."""
-        return [name for name, value in found.items() if not self._agrees(name, value)]
+        return [name for name, value in residuals.items() if not self._agrees(name, value)]
 
-    def verdict(self, found: Mapping[str, Decimal], *, as_published: bool = True) -> str:
+    def verdict(self, residuals: Mapping[str, Decimal], *, as_published: bool = True) -> str:
         """Judge residuals per count: "agrees", "differs by X: cause" or "DIFFERS by X".
 
         Args:
-            found: From ``residuals``.
+            residuals: From ``residuals``.
             as_published: Ours are counted by the row's rule, so its causes apply.
         """
         causes = self.cause if as_published else {}
         explanations: list[str] = []
         problems: list[str] = []
-        for name in self.mismatches(found):
+        for name in self.mismatches(residuals):
             printed = self.printed(name)
             assert printed is not None
             decimals = len(printed.text.partition(".")[2])
-            amount = f"by {found[name]:+.{max(2, decimals + 1)}f} {UNITS[name]}"
+            amount = f"by {residuals[name]:+.{max(2, decimals + 1)}f} {UNITS[name]}"
             if name in causes:
                 explanations.append(f"differs {amount}: {causes[name]}")
             else:

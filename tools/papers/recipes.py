@@ -45,7 +45,7 @@ def register_resolvers() -> None:
 
 
 def check_data(
-    recipe: Mapping[str, Any], target: str, like: str | None = None, typed: Sequence[str] = ()
+    recipe: Mapping[str, Any], target: str, like: str | None = None, words: Sequence[str] = ()
 ) -> None:
     """Check that a recipe fits the data, unless an experiment chose the recipe.
 
@@ -53,7 +53,7 @@ def check_data(
         recipe: The group of the config.
         target: The data module's class.
         like: The dataset whose recipes also fit these data.
-        typed: The command's options, for the advice.
+        words: The command's options, for the advice.
 
     Raises:
         ValueError: The recipe is for other data.
@@ -64,18 +64,18 @@ def check_data(
     file = read_yaml(CONFIGS / "data" / f"{data}.yaml")
     if file["data"]["_target_"] == target:
         return
-    if typed_choice("experiment", typed):
+    if typed_choice("experiment", words):
         return  # results are marked as not comparable with the paper
-    choice = typed_choice("recipe", typed) or "recipe="
+    choice = typed_choice("recipe", words) or "recipe="
     raise ValueError(
         f"this recipe is made for data={data}: pass data={data} data.root=<its folder>, "
         f"which may hold any set of the same layout, or leave {choice} out"
     )
 
 
-def typed_choice(group: str, typed: Sequence[str]) -> str | None:
+def typed_choice(group: str, arguments: Sequence[str]) -> str | None:
     """Return the argument that chooses an option of a group, or None."""
-    words = [re.sub(r"^\++|['\"]", "", word) for word in typed]
+    words = [re.sub(r"^\++|['\"]", "", word) for word in arguments]
     choices = [
         word
         for word in words

@@ -154,9 +154,9 @@ def _watched(trainer: Trainer) -> Iterator[None]:
 
     folder, watching = Path(trainer.default_root_dir), contextlib.ExitStack()
 
-    def watch_others(others: list[subprocess.Popen[bytes]]) -> None:
-        STOP.others = others
-        watching.enter_context(_watching(partial(_failed, others), folder, GRACE))
+    def watch_others(children: list[subprocess.Popen[bytes]]) -> None:
+        STOP.others = children
+        watching.enter_context(_watching(partial(_failed, children), folder, GRACE))
 
     with watching, watching_processes(watch_others):
         yield
@@ -179,12 +179,12 @@ def _stopped_by(statuses: Sequence[int | None]) -> int | None:
     return failed.pop() if len(failed) == 1 else None
 
 
-def _failed(others: list[subprocess.Popen[bytes]]) -> str | None:
+def _failed(children: list[subprocess.Popen[bytes]]) -> str | None:
     """Return the message for a failed process; empty if that process has printed one.
 
     A signal that has ended another process ends this one, too.
     """
-    statuses = [process.poll() for process in others]
+    statuses = [process.poll() for process in children]
     if not any(statuses):
         return None
     signum = _stopped_by(statuses)

@@ -172,25 +172,27 @@ def read_results(file: Path, key: str) -> Results:
     return parts
 
 
-def write_results(file: Path, key: str, done: Results) -> None:
+def write_results(file: Path, key: str, results: Results) -> None:
     """Write the file atomically."""
-    write_whole(file, json.dumps({"key": key, "parts": done}, indent=1) + "\n")
+    write_whole(file, json.dumps({"key": key, "parts": results}, indent=1) + "\n")
 
 
-def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]:
+def figures(results: Results, datamodule: RobustnessDataModule) -> dict[str, float]:
     """Return the published figures in percent, for complete sets only.
 
     Args:
-        done: Results of all parts.
+        results: Results of all parts.
         datamodule: Datamodule that knows which sets are complete.
     """
     parts = {part.name for part in datamodule.parts}
     values = {
-        figure: done[name]["metrics"]["top1"] for name, figure in FIGURES.items() if name in parts
+        figure: results[name]["metrics"]["top1"]
+        for name, figure in FIGURES.items()
+        if name in parts
     }
     if "imagenet_c" not in datamodule.found:
         return values
-    errors = misclassified_shares(done)
+    errors = misclassified_shares(results)
     # Kinds of an incomplete set may be complete, unless a part lacks images.
     gaps = any(" images instead of " in line for line in datamodule.found["imagenet_c"].lacks)
     kinds = {} if gaps else corruption_errors(errors)
@@ -199,28 +201,28 @@ def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]
     return values | {f"ce_{kind}": value for kind, value in kinds.items()}
 
 
-def misclassified_shares(done: Results) -> dict[str, dict[int, float]]:
+def misclassified_shares(results: Results) -> dict[str, dict[int, float]]:
     """Return the share of misclassified images per kind and severity of ImageNet-C."""
     errors: dict[str, dict[int, float]] = {}
-    for name, entry in done.items():
+    for name, entry in results.items():
         if name.startswith("imagenet_c/"):
             _, kind, severity = name.split("/")
             errors.setdefault(kind, {})[int(severity)] = 1 - entry["metrics"]["top1"] / 100
     return errors
 
 
-def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataModule) -> None:
+def show(values: Mapping[str, float], results: Results, datamodule: RobustnessDataModule) -> None:
     """Print the figures, or the reasons why they are missing; ImageNet-C by kind and severity."""
     console = Console(width=None if Console().is_terminal else 100)
     table = Table(title="robustness, in %", title_justify="left")
     for column in ("figure", "ours"):
         table.add_column(column)
     for name in (*FIGURES.values(), MCE):
-        text = f"{found[name]:.2f}" if name in found else missing_reason(name, datamodule)
+        text = f"{values[name]:.2f}" if name in values else missing_reason(name, datamodule)
         if text is not None:
             table.add_row(name, text)
     console.print(table)
-    errors = misclassified_shares(done)
+    errors = misclassified_shares(results)
     if not errors:
         return
     table = Table(title="imagenet_c: errors in %", title_justify="left")
@@ -229,7 +231,7 @@ def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataMo
     for kind in ALEXNET:
         cells = [errors.get(kind, {}).get(severity) for severity in range(1, SEVERITIES + 1)]
         texts = ["missing" if cell is None else f"{100 * cell:.2f}" for cell in cells]
-        ce = found.get(f"ce_{kind}")
+        ce = values.get(f"ce_{kind}")
         table.add_row(kind, *texts, "incomplete" if ce is None else f"{ce:.2f}")
     console.print(table)
 

@@ -124,6 +124,6 @@ def _parse_space(override: Any) -> Space:
     )
 
 
-def format_values(spaces: Sequence[Space], chosen: Mapping[str, Any]) -> list[str]:
+def format_values(spaces: Sequence[Space], values: Mapping[str, Any]) -> list[str]:
     """Format the chosen values as arguments of a run, exact to the last digit."""
-    return [f"{space.key}={chosen[space.key]}" for space in spaces]
+    return [f"{space.key}={values[space.key]}" for space in spaces]

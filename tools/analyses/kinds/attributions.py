@@ -105,15 +105,15 @@ def _attribute_batch(
     return results
 
 
-def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[Any]], method: str) -> object:
+def _draw(subjects: Sequence[Subject], networks: Sequence[Sequence[Any]], method: str) -> object:
     from tools.analyses.attributing import SIGNED
 
-    count = min(map(len, seen))
+    count = min(map(len, networks))
     figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
     for index in range(count):
-        axes[index, 0].imshow(seen[0][index][1])
+        axes[index, 0].imshow(networks[0][index][1])
         hide_axes(axes[index, 0])
-        for place, (subject, column) in enumerate(zip(subjects, seen, strict=True), start=1):
+        for place, (subject, column) in enumerate(zip(subjects, networks, strict=True), start=1):
             row, _, map_ = column[index]
             reach = float(map_.abs().double().flatten().quantile(REACH)) or 1.0
             axis = axes[index, place]

@@ -151,14 +151,16 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
     return panels
 
 
-def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[_Panel]], shared: bool) -> object:
-    count = min(map(len, seen))
+def _draw(
+    subjects: Sequence[Subject], networks: Sequence[Sequence[_Panel]], shared: bool
+) -> object:
+    count = min(map(len, networks))
     figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
     for row in range(count):
-        axes[row, 0].imshow(seen[0][row].picture)
+        axes[row, 0].imshow(networks[0][row].picture)
         hide_axes(axes[row, 0])
-        greatest = max(float(column[row].heat.max()) for column in seen)
-        for place, (subject, column) in enumerate(zip(subjects, seen, strict=True), start=1):
+        greatest = max(float(column[row].heat.max()) for column in networks)
+        for place, (subject, column) in enumerate(zip(subjects, networks, strict=True), start=1):
             panel = column[row]
             most = greatest if shared else float(panel.heat.max())
             draw_overlay(axes[row, place], panel.picture, panel.heat, most)

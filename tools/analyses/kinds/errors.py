@@ -147,13 +147,13 @@ def _evaluate(subject: Subject) -> tuple[Tensor, Tensor, list[Worst]]:
     return torch.cat(parts), torch.cat(labels), worst
 
 
-def _draw(drawn: Sequence[tuple[Subject, Tensor, Any]]) -> Any:
-    classes = max(len(counts) for _, counts, _ in drawn)
+def _draw(networks: Sequence[tuple[Subject, Tensor, Any]]) -> Any:
+    classes = max(len(counts) for _, counts, _ in networks)
     side = min(max(4.0, CELL * classes), WIDEST)
-    figure, axes = new_figure(2, len(drawn), side, side)
+    figure, axes = new_figure(2, len(networks), side, side)
     axes[0, 0].get_gridspec().set_height_ratios([side, 4.0])
-    figure.set_size_inches((side + 1.2) * len(drawn), side + 4.0)
-    for column, (subject, counts, calibration) in enumerate(drawn):
+    figure.set_size_inches((side + 1.2) * len(networks), side + 4.0)
+    for column, (subject, counts, calibration) in enumerate(networks):
         above, below = axes[:, column]
         _draw_confusion(figure, above, subject, counts)
         bins = len(calibration.counts)

@@ -129,7 +129,7 @@ def _share(text: str) -> float:
     return share
 
 
-def _tokens(text: str, found: Mapping[str, Relation]) -> dict[str, int]:
+def _tokens(text: str, layers: Mapping[str, Relation]) -> dict[str, int]:
     """Parse the option ``token`` for every layer with that token in its window.
 
     Raises:
@@ -138,8 +138,8 @@ def _tokens(text: str, found: Mapping[str, Relation]) -> dict[str, int]:
     from backbones.analysis.relations import middle
 
     if text == "middle":
-        return {name: middle(relation.size) for name, relation in found.items()}
-    last = max(relation.size[0] * relation.size[1] for relation in found.values()) - 1
+        return {name: middle(relation.size) for name, relation in layers.items()}
+    last = max(relation.size[0] * relation.size[1] for relation in layers.values()) - 1
     if not text.isdecimal() or int(text) > last:
         raise ValueError(
             f"token must be middle or a whole number from 0 to {last}, the last token of the "
@@ -147,7 +147,7 @@ def _tokens(text: str, found: Mapping[str, Relation]) -> dict[str, int]:
         )
     return {
         name: int(text)
-        for name, relation in found.items()
+        for name, relation in layers.items()
         if int(text) < relation.size[0] * relation.size[1]
     }
 

@@ -96,9 +96,9 @@ def _measure(subject: Subject) -> tuple[list[dict[str, Any]], dict[str, Tensor]]
     return layers, {name: centred_gram(torch.cat(parts)) for name, parts in features.items()}
 
 
-def _draw(drawn: Sequence[tuple[str, str, Tensor]]) -> Any:
-    figure, axes = new_figure(1, len(drawn), 3.4, 3.4)
-    for axis, (first, second, matrix) in zip(axes[0], drawn, strict=True):
+def _draw(panels: Sequence[tuple[str, str, Tensor]]) -> Any:
+    figure, axes = new_figure(1, len(panels), 3.4, 3.4)
+    for axis, (first, second, matrix) in zip(axes[0], panels, strict=True):
         rows, columns = (side + 0.5 for side in matrix.shape)
         image = axis.imshow(
             matrix, cmap="magma", vmin=0, vmax=1, origin="lower", extent=(0.5, columns, 0.5, rows)
