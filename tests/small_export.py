@@ -13,7 +13,7 @@ from backbones.layers.graph_sizes import missing
 from backbones.options import keywords
 from backbones.registry import find_mixer
 from tests.families import shorten
-from tools.exports import TARGETS, ExportRequest
+from tools.exports.requests import TARGETS, ExportRequest
 
 DIM, STRIDE = 64, 16  # of ``MixerHost``
 

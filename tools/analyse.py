@@ -51,9 +51,9 @@ def run_named(arguments: Sequence[str]) -> list[Path]:
 
 def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
     """Analyse, print the short table and the folder, and return the written files."""
-    words = [one for one in arguments if one.lstrip("+").startswith(RUN_PREFIXES)]
+    words = [word for word in arguments if word.lstrip("+").startswith(RUN_PREFIXES)]
     options = parse_options(
-        [one for one in arguments if one not in words],
+        [word for word in arguments if word not in words],
         {**SHARED, **analysis.options},
         {"format": (*FORMATS, *TEXT_FORMATS), **analysis.choices},
         takes_backbone=True,
@@ -69,29 +69,29 @@ def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
     first = subjects[0].folder
     parent = Path("analyses") if first is None else first / "analyses"
     folder = Path(options["out"]) if options["out"] else parent / analysis.name
-    written = write_findings(analysis.name, findings, folder)
-    if findings.shown:
-        write(findings.shown, options["format"], findings.columns)
+    files = write_findings(analysis.name, findings, folder)
+    if findings.summary:
+        write(findings.summary, options["format"], findings.columns)
     for note in findings.notes:
         print(note, file=sys.stderr)
-    names = ", ".join(path.name for path in written)
+    names = ", ".join(path.name for path in files)
     print(f"{folder}: {names}", file=sys.stderr if options["format"] == "json" else sys.stdout)
-    return written
+    return files
 
 
 def _help(arguments: Sequence[str]) -> str:
     """Return the help of the named analysis, or of the command."""
     if not arguments or arguments[0] in HELP:
-        kinds = "\n".join(f"  {one.name:14} {one.summary}" for one in analyses().values())
+        kinds = "\n".join(f"  {kind.name:14} {kind.summary}" for kind in analyses().values())
         return (__doc__ or "").format(kinds=kinds)
     analysis = find_analysis(arguments[0])
     module = sys.modules[analysis.analyse.__module__]
-    own = [f"  {key}={default}" for key, default in analysis.options.items()]
+    defaults = [f"  {key}={default}" for key, default in analysis.options.items()]
     for place, key in enumerate(analysis.options):
         if key in analysis.choices:
-            own[place] += f"   ({', '.join(analysis.choices[key])})"
+            defaults[place] += f"   ({', '.join(analysis.choices[key])})"
     lines = [f"usage: python tools/analyse.py {analysis.name} ckpt=RUN [key=value ...]", ""]
-    lines += [(module.__doc__ or "").strip(), "", "Its own options:" if own else "", *own]
+    lines += [(module.__doc__ or "").strip(), "", "Its own options:" if defaults else "", *defaults]
     return "\n".join(lines).strip()
 
 

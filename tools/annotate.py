@@ -88,23 +88,23 @@ def annotate(arguments: Sequence[str]) -> None:
     check_option("class_order", order, order in KEYS, f"one of {', '.join(KEYS)}")
     names = sort_classes(class_folders(folder), order)
     images = list(list_image_names(folder, names))
-    own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # for weights without recorded statistics
-    asked = TeacherOptions("hard", options["teacher"] or None, options["checkpoint"] or None)
-    teacher = load_teacher(asked, names, own, other_orders(names, order), "class_order")
+    moments = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # for weights without recorded ones
+    request = TeacherOptions("hard", options["teacher"] or None, options["checkpoint"] or None)
+    teacher = load_teacher(request, names, moments, other_orders(names, order), "class_order")
     if top > len(names):
         raise ValueError(f"top={top} is more than the number of classes, {len(names)}")
     write_classes(out, names)
     side = size or test_size(teacher.network)
-    wanted = [name for name in images if not label_map_path(out, name).exists()]
-    for start in range(0, len(wanted), batch):
-        some = wanted[start : start + batch]
+    queue = [name for name in images if not label_map_path(out, name).exists()]
+    for start in range(0, len(queue), batch):
+        some = queue[start : start + batch]
         write_maps(teacher, folder, out, some, side, top, options["device"])
         if sys.stderr.isatty():
-            print(f"\r{start + len(some)} of {len(wanted)} images", end="", file=sys.stderr)
+            print(f"\r{start + len(some)} of {len(queue)} images", end="", file=sys.stderr)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    print(f"{out}: {len(wanted)} label maps of {teacher.name} at {side} pixels written, "
-          f"{len(images) - len(wanted)} existed already")  # fmt: skip
+    print(f"{out}: {len(queue)} label maps of {teacher.name} at {side} pixels written, "
+          f"{len(images) - len(queue)} existed already")  # fmt: skip
 
 
 def list_image_names(folder: Path, names: Sequence[str]) -> Iterator[str]:
@@ -116,15 +116,15 @@ def list_image_names(folder: Path, names: Sequence[str]) -> Iterator[str]:
     from datamodules.files.class_listing import list_class_images
 
     for files in list_class_images(folder, names).values():
-        taken: dict[str, str] = {}
+        stems: dict[str, str] = {}
         for file in files:
             stem = str(Path(file).with_suffix(""))
-            if stem in taken:
+            if stem in stems:
                 raise ValueError(
-                    f"{folder}: {taken[stem]} and {file} would share one label map; rename one of "
+                    f"{folder}: {stems[stem]} and {file} would share one label map; rename one of "
                     "them"
                 )
-            taken[stem] = file
+            stems[stem] = file
             yield file
 
 

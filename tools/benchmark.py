@@ -139,7 +139,9 @@ CHOICES = {
 
 # Families whose whole networks take one tensor.
 WHOLE = tuple(
-    name for name, one in families().items() if one.counted is not None and not one.counted.parts
+    name
+    for name, family in families().items()
+    if family.counted is not None and not family.counted.parts
 )
 PIPELINES = tuple(name for name, family in families().items() if family.pipeline)
 
@@ -177,7 +179,7 @@ COLUMNS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 after an error."""
     text = (__doc__ or "").replace("{pipelines}", ", ".join(PIPELINES))
-    text = text.replace("{tasks}", ", ".join(one for one in WHOLE if one != usual_task()))
+    text = text.replace("{tasks}", ", ".join(name for name in WHOLE if name != usual_task()))
     text = text.replace("{hosts}", DEFAULTS["mixers"]["host"])
     for kind in ("tokens", "scans"):
         text = text.replace(f"{{{kind}}}", DEFAULTS[kind]["mixer"])
@@ -189,13 +191,13 @@ def run_benchmark(typed: Sequence[str]) -> None:
     kind, *arguments = typed
     if kind not in DEFAULTS:
         raise ValueError(f"the first argument must be one of {', '.join(DEFAULTS)}; see --help")
-    words, own = split_backbone_options(arguments)
+    words, option_words = split_backbone_options(arguments)
     if kind == "loop":
-        own = [one for one in arguments if one.partition("=")[0] in DEFAULTS[kind]]
-        words = [one for one in arguments if one not in own]
+        option_words = [word for word in arguments if word.partition("=")[0] in DEFAULTS[kind]]
+        words = [word for word in arguments if word not in option_words]
     tasks = {"data": {"task": PIPELINES}, "backbones": {"task": WHOLE}}
     choices = {**CHOICES, **tasks.get(kind, {})}
-    options = parse_options(own, DEFAULTS[kind], choices, takes_backbone=kind != "data")
+    options = parse_options(option_words, DEFAULTS[kind], choices, takes_backbone=kind != "data")
     if kind == "data":
         from tools.bench.pipelines import time_pipelines
 
@@ -227,16 +229,16 @@ def select_mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> lis
 
     hosts = _match_names(options["host"], catalogue().hosts, "host")
     mixers = _match_names(options["mixer"], list_mixers("channel"), "channel mixer")
-    asked = set(options["mixer"].split(","))
+    requests = set(options["mixer"].split(","))
     runs: list[list[Network]] = []
     for host in hosts:
         pairs = {mixer: f"{host}_{mixer}" for mixer in mixers if mixer != "ffn"}
-        for mixer in asked & set(pairs):
+        for mixer in requests & set(pairs):
             backbone_schema(pairs[mixer])  # raises for a pair that does not fit, with the reason
-        fitting = [name for name in pairs.values() if name in list_backbones()]
-        for chosen in expand(words):
-            names = (host, host, *fitting)
-            runs.append([(one, read_options(chosen, one, known_options(one))) for one in names])
+        fitting_names = [name for name in pairs.values() if name in list_backbones()]
+        for job in expand(words):
+            names = (host, host, *fitting_names)
+            runs.append([(name, read_options(job, name, known_options(name))) for name in names])
     return runs
 
 
@@ -254,23 +256,23 @@ def select_backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> 
             f"backbone= is missing: pass backbone=NAME,NAME or compare={'|'.join(COMPARISONS)}"
         )
     family = find_family(options["task"]) if options["task"] else None
-    chosen = read_networks(backbones, words, family)
-    typed = options["baseline"]
-    baseline = read_network(typed, family=family) if typed else chosen[0]
-    again = [] if baseline in chosen else [baseline]  # its ratio shows the noise
-    return [[baseline, *again, *chosen]]
+    networks = read_networks(backbones, words, family)
+    baseline_text = options["baseline"]
+    baseline = read_network(baseline_text, family=family) if baseline_text else networks[0]
+    again = [] if baseline in networks else [baseline]  # its ratio shows the noise
+    return [[baseline, *again, *networks]]
 
 
-def _match_names(text: str, known: Sequence[str], what: str) -> list[str]:
+def _match_names(text: str, valid_names: Sequence[str], what: str) -> list[str]:
     """List the known names that comma-separated names and patterns match."""
     from backbones.options import unknown
 
     names: list[str] = []
     for item in text.split(","):
-        found = fnmatch.filter(known, item)
-        if not found:
-            raise ValueError(unknown(what, item, known))
-        names += found
+        matches = fnmatch.filter(valid_names, item)
+        if not matches:
+            raise ValueError(unknown(what, item, valid_names))
+        names += matches
     return list(dict.fromkeys(names))
 
 

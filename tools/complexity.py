@@ -60,7 +60,7 @@ from tools.config.config_checks import read_tasks
 from tools.papers.experiments import describe
 from tools.papers.published import Row, list_papers, load_rows
 
-COUNTED = {name: one.counted for name, one in families().items() if one.counted}
+COUNTED = {name: family.counted for name, family in families().items() if family.counted}
 DEFAULTS = {
     "backbone": "*",
     "paper": "",
@@ -107,8 +107,8 @@ PAPER_COLUMNS = {key: column for key, column in COLUMNS.items() if key not in ("
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 after an error."""
-    heads = ", ".join(f"{one.head} of {name}" for name, one in COUNTED.items())
-    sizes = ", ".join(f"{one.size} of {name}" for name, one in COUNTED.items() if one.size)
+    heads = ", ".join(f"{counted.head} of {name}" for name, counted in COUNTED.items())
+    sizes = ", ".join(f"{count.size} of {name}" for name, count in COUNTED.items() if count.size)
     text = (__doc__ or "").format(
         papers=", ".join(list_papers()), tasks=", ".join(COUNTED), heads=heads, sizes=sizes
     )
@@ -117,8 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def print_counts(arguments: Sequence[str]) -> None:
     """Print the table."""
-    words, own = split_backbone_options(arguments)
-    options = parse_options(own, DEFAULTS, CHOICES, takes_backbone=True)
+    words, option_words = split_backbone_options(arguments)
+    options = parse_options(option_words, DEFAULTS, CHOICES, takes_backbone=True)
     _check_options(words, options)
     rows = select_rows(options["paper"], options["table"]) if options["paper"] else []
     if options["table"] and not rows:
@@ -139,8 +139,8 @@ def _print_host_notes(options: dict[str, str], rows: Sequence[Row], words: Seque
     family = counted_family(options)
     if options["paper"]:
         names = select_backbones(options["backbone"])
-        shown = [row for row in rows if row.backbone in names and is_counted(row)]
-        networks = [(row.backbone, dict(row.options)) for row in shown]
+        counted_rows = [row for row in rows if row.backbone in names and is_counted(row)]
+        networks = [(row.backbone, dict(row.options)) for row in counted_rows]
     else:
         networks = read_networks(options["backbone"], words, family)
     for line in describe_differences(networks, dense=bool(COUNTED[family.name].parts)):
@@ -165,13 +165,13 @@ def select_rows(paper: str, table: str) -> list[Row]:
         ValueError: The paper or the table is unknown.
     """
     rows = sorted(load_rows(paper), key=lambda row: row.table)
-    chosen = [row for row in rows if table in ("", str(row.table))]
-    if not chosen:
+    selection = [row for row in rows if table in ("", str(row.table))]
+    if not selection:
         tables = dict.fromkeys(str(row.table) for row in rows)
         raise ValueError(
             f"table={table} is not in paper={paper}; its tables are {', '.join(tables)}"
         )
-    return chosen
+    return selection
 
 
 def _check_options(words: Sequence[str], options: dict[str, str]) -> None:
@@ -179,9 +179,9 @@ def _check_options(words: Sequence[str], options: dict[str, str]) -> None:
     counted = COUNTED[counted_family(options).name]
     if options["head"] and not options["task"]:
         file = CONFIGS / "head" / f"{options['head']}.yaml"
-        tasks = [one for one in COUNTED if not file.exists() or one in read_tasks(file, "head")]
-        named = " or ".join(f"task={one}" for one in tasks)
-        raise ValueError(f"head={options['head']} needs a task: pass {named}")
+        tasks = [task for task in COUNTED if not file.exists() or task in read_tasks(file, "head")]
+        choices = " or ".join(f"task={task}" for task in tasks)
+        raise ValueError(f"head={options['head']} needs a task: pass {choices}")
     if counted.shape and options["image_size"]:
         raise ValueError(f"image_size= is for images, and task={options['task']} takes others")
     if options["task"] not in ("", usual_task()) and options["paper"]:
@@ -208,11 +208,12 @@ def count_records(
         count = functools.partial(count, task=family.name, head=options["head"])
         size = parse_image_size(options["image_size"])
         networks = {
-            network_label(one): one for one in read_networks(options["backbone"], words, family)
+            network_label(network): network
+            for network in read_networks(options["backbone"], words, family)
         }
         return [
-            network_record(typed, *count(name, json.dumps(own), size))
-            for typed, (name, own) in networks.items()
+            network_record(label, *count(name, json.dumps(network_options), size))
+            for label, (name, network_options) in networks.items()
         ]
     names, records = select_backbones(options["backbone"]), []
     for row in rows:
@@ -274,20 +275,20 @@ def dense_records(options: dict[str, str], words: Sequence[str]) -> list[Record]
     head_config(task, head)  # checks the head before anything is built
     size, classes = parse_image_size(options["image_size"] or counted.size), counted.targets
     records = []
-    for name, own in read_networks(options["backbone"], words, find_family(task)):
+    for name, network_options in read_networks(options["backbone"], words, find_family(task)):
         parts = count_dense_parts(
-            name, json.dumps(own), task, head, "{}", classes["num_classes"], size, rule
+            name, json.dumps(network_options), task, head, "{}", classes["num_classes"], size, rule
         )
-        whole = ("whole", sum(part[1] for part in parts), sum(part[2] for part in parts))
-        for part, params, macs in [*parts, whole]:
-            record = network_record(network_label((name, own)), params, macs)
+        total = ("whole", sum(part[1] for part in parts), sum(part[2] for part in parts))
+        for part, params, macs in [*parts, total]:
+            record = network_record(network_label((name, network_options)), params, macs)
             records.append({**record, "head": head, "part": part})
     return records
 
 
-def network_record(typed: str, params: int, macs: int) -> Record:
+def network_record(label: str, params: int, macs: int) -> Record:
     """Return the record of a network with its name and options as typed."""
-    return {"backbone": typed, "params": params, "params_m": params / 1e6, "macs_g": macs / 1e9}
+    return {"backbone": label, "params": params, "params_m": params / 1e6, "macs_g": macs / 1e9}
 
 
 def paper_record(
@@ -306,7 +307,7 @@ def paper_record(
         as_published: Ours are counted by the row's rule at its image size.
     """
     params, macs = ours
-    found = row.residuals(params, macs, base)
+    residuals = row.residuals(params, macs, base)
     changes = row.changes(params, macs, base) if base else {}
     return {
         "backbone": str(row),
@@ -319,13 +320,13 @@ def paper_record(
         "reported_params_m": row.reported.get("params"),
         "reported_params_change_m": row.reported.get("params_delta"),
         "params_change_m": _to_float(changes.get("params")),
-        "residual_params_m": _to_float(found.get("params")),
+        "residual_params_m": _to_float(residuals.get("params")),
         "macs_g": None if macs is None else macs / 1e9,
         "reported_flops_g": row.reported.get("flops"),
         "reported_flops_change_g": row.reported.get("flops_delta"),
         "macs_change_g": _to_float(changes.get("flops")),
-        "residual_flops_g": _to_float(found.get("flops")),
-        "verdict": row.verdict(found, as_published=as_published) if found else None,
+        "residual_flops_g": _to_float(residuals.get("flops")),
+        "verdict": row.verdict(residuals, as_published=as_published) if residuals else None,
         "note": row.note,
     }
 

@@ -115,13 +115,13 @@ def data_of_run(ckpt: str) -> dict[str, str]:
         )
     data, summary = run.config["data"], run.folder / "summary.json"
     facts = (summary.is_file() and read_summary(summary).get("data")) or {}
-    found = {"root": data.get("root") or facts.get("root"), "size": data.get("image_size")}
-    return {key: str(value or "") for key, value in found.items()}
+    data_options = {"root": data.get("root") or facts.get("root"), "size": data.get("image_size")}
+    return {key: str(value or "") for key, value in data_options.items()}
 
 
-def show_progress(done: int, total: int) -> None:
+def show_progress(count: int, total: int) -> None:
     """Print progress in one line that overwrites itself."""
-    print(f"\r{done} of {total} images", end="\n" if done == total else "", file=sys.stderr)
+    print(f"\r{count} of {total} images", end="\n" if count == total else "", file=sys.stderr)
 
 
 if __name__ == "__main__":

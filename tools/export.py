@@ -39,7 +39,7 @@ from tools.cli.command import REFUSALS, exit_with, run_command
 from tools.cli.network_names import name_with_model, network_name
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import merge_options, read_network, run_options, split_backbone_options
-from tools.exports import (
+from tools.exports.requests import (
     COMPARED,
     TARGETS,
     ExportRequest,
@@ -81,14 +81,14 @@ def export_or_list(arguments: Sequence[str]) -> None:
 
 def export(arguments: Sequence[str]) -> list[Path]:
     """Export one backbone to one target; return the written files."""
-    words, own = split_backbone_options(arguments)
+    words, option_words = split_backbone_options(arguments)
     to = next((item.removeprefix("to=") for item in arguments if item.startswith("to=")), "")
     if not to:
         raise ValueError(f"to= is missing: pass to={'|'.join(TARGETS)}; see --help")
     function = exporter(to)
     target = TARGETS[to]
     options = parse_options(
-        own,
+        option_words,
         {**SHARED, **target.settings},
         {"overwrite": ("false", "true"), **target.choices},
         takes_backbone=True,
@@ -96,7 +96,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
     ckpt, run = checkpoint_of(options["ckpt"])
     if not options["backbone"] and not run:
         raise ValueError("backbone=NAME is missing, or ckpt=<run folder>; see --help")
-    name, typed = read_network(
+    name, typed_options = read_network(
         options["backbone"] or (run or {}).get("backbone", {}).get("name", ""),
         words,
         find_family(run["task_name"]) if run else None,
@@ -107,19 +107,19 @@ def export(arguments: Sequence[str]) -> list[Path]:
 
         function = whole_network.export
     for option, instead in DECIDED_BY_EXPORT.items():
-        if option in typed:
+        if option in typed_options:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
-    chosen = merge_options(run_options(run, name), typed)
+    network_options = merge_options(run_options(run, name), typed_options)
     size = _checked_size(options["image_size"] or _run_image_size(run, to))
-    network = name_with_model(name, chosen.get("model"))
-    label = network_name(network, chosen.get("token_mixer"), chosen.get("mixer"))
+    network = name_with_model(name, network_options.get("model"))
+    label = network_name(network, network_options.get("token_mixer"), network_options.get("mixer"))
     out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
         request = ExportRequest(
             to=to,
             backbone=name,
             # Adapters are merged as the weights are loaded into plain layers.
-            options={key: value for key, value in chosen.items() if key != "lora"},
+            options={key: value for key, value in network_options.items() if key != "lora"},
             ckpt=ckpt,
             run=run,
             folder=folder,

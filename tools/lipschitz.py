@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def print_bounds(arguments: Sequence[str]) -> None:
     """Print the table."""
-    words, own = split_backbone_options(arguments)
-    options = parse_options(own, DEFAULTS, CHOICES, takes_backbone=True)
+    words, option_words = split_backbone_options(arguments)
+    options = parse_options(option_words, DEFAULTS, CHOICES, takes_backbone=True)
     parse_integer("iterations", options["iterations"])
     records = compute_bounds(options, words)
     if options["format"] == "json":
@@ -82,12 +82,12 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     saved = open_saved(options["ckpt"]) if options["ckpt"] else None
     run = None if saved is None else saved.run
     usual = DEFAULT_BACKBONE if run is None else run.config["backbone"]["name"]
-    name, typed = read_network(options["backbone"] or usual, words)
-    if "pretrained" in typed:
+    name, changes = read_network(options["backbone"] or usual, words)
+    if "pretrained" in changes:
         raise ValueError("backbone.pretrained is not supported here: pass the file as ckpt=")
-    given = merge_options(run_options(None if run is None else run.config, name), typed)
+    values = merge_options(run_options(None if run is None else run.config, name), changes)
     dense = run is not None and bool(run.config["backbone"].get("dense"))
-    backbone = create_backbone(name, **{"dense": dense, **given}).eval()
+    backbone = create_backbone(name, **{"dense": dense, **values}).eval()
     if saved is not None:
         adopt(backbone, saved.checkpoint, trained=True)
     places = backbone.channel_places()
@@ -100,23 +100,23 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
             f"{places[0]} to {places[-1]}"
         )
     # ``lipschitz_bound`` checks these closed lists.
-    chosen: dict[str, Any] = {key: options[key] for key in ("form", "method", "solver")}
+    choices: dict[str, Any] = {key: options[key] for key in ("form", "method", "solver")}
     for name in blocks:
         module = backbone.get_submodule(name)
-        found = lipschitz_bound(
+        result = lipschitz_bound(
             module.mixer if isinstance(module, Placed) else module,
-            **chosen,
+            **choices,
             residual=options["residual"] == "true",
             iterations=int(options["iterations"]),
         )
         yield {
             "block": name,
-            "bound": found.bound,
-            "product": found.product,
-            "form": found.form,
-            "method": found.method,
-            "certified": found.certified,
-            "seconds": round(found.seconds, 2),
+            "bound": result.bound,
+            "product": result.product,
+            "form": result.form,
+            "method": result.method,
+            "certified": result.certified,
+            "seconds": round(result.seconds, 2),
         }
 
 

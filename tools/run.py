@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(help_text(subject))
             return 0
         command = read_command(arguments)
-        if command.shown:
-            text = OmegaConf.to_yaml(command.config, resolve=command.shown == "resolved")
+        if command.form:
+            text = OmegaConf.to_yaml(command.config, resolve=command.form == "resolved")
             print(automatic.comment_auto(text).rstrip())
             return 0
         if command.hydra:

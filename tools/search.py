@@ -59,14 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_search(arguments: Sequence[str]) -> None:
     """Search with the given arguments; errors of runs appear as run.py prints them."""
-    own = [item for item in arguments if item.partition("=")[0] in DEFAULTS]
+    options = [item for item in arguments if item.partition("=")[0] in DEFAULTS]
     with one_line_errors():
         search(
-            [item for item in arguments if item not in own], parse_options(own, DEFAULTS, CHOICES)
+            [item for item in arguments if item not in options],
+            parse_options(options, DEFAULTS, CHOICES),
         )
 
 
-def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
+def search(words: Sequence[str], options: Mapping[str, str]) -> None:
     """Run trials until the requested number has finished.
 
     Raises:
@@ -81,14 +82,14 @@ def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
     from filelock import FileLock, Timeout
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    spaces, fixed = read_spaces(typed)
-    wanted = parse_integer("trials", options["trials"])
-    folder, metric, direction = _open_folder(spaces, fixed, options)
+    spaces, fixed_words = read_spaces(words)
+    trials = parse_integer("trials", options["trials"])
+    folder, metric, direction = _open_folder(spaces, fixed_words, options)
     try:
         with FileLock(folder / "lock", timeout=0):
             study = _open_study(folder, direction, options)
             _requeue_interrupted(study)
-            _run_trials(study, spaces, fixed, wanted, metric, folder)
+            _run_trials(study, spaces, fixed_words, trials, metric, folder)
             _print_results(study, metric)
     except Timeout:
         raise ValueError(
@@ -97,7 +98,7 @@ def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
 
 
 def _open_folder(
-    spaces: Sequence[Space], fixed: Sequence[str], options: Mapping[str, str]
+    spaces: Sequence[Space], fixed_words: Sequence[str], options: Mapping[str, str]
 ) -> tuple[Path, str, str]:
     """Check the first value of each space; return folder, metric and direction of the search."""
     from tools.config.config_checks import resolve_config
@@ -105,8 +106,8 @@ def _open_folder(
     from tools.config.run_config import job_config
     from tools.runs.components import check_config
 
-    read_command([*fixed, *(space.last for space in spaces)])
-    command = read_command([*fixed, *(space.first for space in spaces)])
+    read_command([*fixed_words, *(space.last for space in spaces)])
+    command = read_command([*fixed_words, *(space.first for space in spaces)])
     config = check_config(resolve_config(job_config(command.words, command.config)))
     task, backbone = config.task_name, config_network_name(config.backbone)
     family = find_family(task)
@@ -119,7 +120,7 @@ def _open_folder(
     if folder.resolve().parent != searches.resolve():
         raise ValueError(f"name={options['name']} must be the name of a folder, such as lr_search")
     settings = {
-        "spaces": [str(space) for space in spaces], "fixed": sorted(fixed), "metric": metric,
+        "spaces": [str(space) for space in spaces], "fixed": sorted(fixed_words), "metric": metric,
         "direction": direction,
     }  # fmt: skip
     path = folder / SETTINGS
@@ -173,23 +174,23 @@ def _requeue_interrupted(study: Any) -> None:
 def _run_trials(
     study: Any,
     spaces: Sequence[Space],
-    fixed: Sequence[str],
-    wanted: int,
+    fixed_words: Sequence[str],
+    trials: int,
     metric: str,
     folder: Path,
 ) -> None:
     from optuna.trial import TrialState
 
     failures = 0
-    while (done := len(study.get_trials(states=[TrialState.COMPLETE]))) < wanted:
+    while (count := len(study.get_trials(states=[TrialState.COMPLETE]))) < trials:
         trial = study.ask({space.key: space.distribution() for space in spaces})
         values = format_values(spaces, trial.params)
-        print(f"trial {trial.number} ({done + 1} of {wanted}): {' '.join(values)}", flush=True)
-        run = _run_trial([*fixed, *values], folder / f"trial_{trial.number:04d}.log")
+        print(f"trial {trial.number} ({count + 1} of {trials}): {' '.join(values)}", flush=True)
+        run = _run_trial([*fixed_words, *values], folder / f"trial_{trial.number:04d}.log")
         if run is None:
             study.tell(trial.number, state=TrialState.FAIL)
             failures += 1
-            if failures == 3 and done == 0:
+            if failures == 3 and count == 0:
                 raise ValueError(f"the first three trials failed; see the logs in {folder}")
             continue
         metrics = read_summary(run / "summary.json")["metrics"]

@@ -58,47 +58,47 @@ def print_slots(arguments: Sequence[str]) -> None:
     options = parse_options(arguments, DEFAULTS, CHOICES)
     if options["write"] == "true" and (options["model"], options["try"]) != ("*", "true"):
         raise ValueError("write=true stores all models; leave model= and try= out")
-    found = dict(_found(options["model"].split(","), is_tried=options["try"] == "true"))
-    if not found:
+    table = dict(_find(options["model"].split(","), is_tried=options["try"] == "true"))
+    if not table:
         raise ValueError(f"no model of timm matches model={options['model']}; try model='vit_*'")
     if options["write"] == "true":
         from backbones.hosts.timm_model.listing import write_list
 
-        write_list(found)
+        write_list(table)
     if options["format"] == "json":
-        print(json.dumps({name: asdict(one) for name, one in found.items()}, indent=2))
+        print(json.dumps({name: asdict(slots) for name, slots in table.items()}, indent=2))
     elif options["format"] == "families":
-        write(list(_by_family(found)), "table", COLUMNS)
+        write(list(_by_family(table)), "table", COLUMNS)
     else:
-        write([_record(name, one) for name, one in found.items()], "table", COLUMNS)
+        write([_record(name, slots) for name, slots in table.items()], "table", COLUMNS)
 
 
-def _found(patterns: Sequence[str], *, is_tried: bool) -> Iterator[tuple[str, Any]]:
+def _find(patterns: Sequence[str], *, is_tried: bool) -> Iterator[tuple[str, Any]]:
     from backbones.hosts.timm_model import listing
 
     if is_tried:
         yield from listing.try_models(listing.find_models(patterns))
         return
-    for name, one in listing.read_list().items():
+    for name, slots in listing.read_list().items():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-            yield name, one
+            yield name, slots
 
 
-def _record(name: str, one: Any) -> Record:
-    kept = [f"{part}: {why}" for part, why in one.kept.items()]
+def _record(name: str, slots: Any) -> Record:
+    reasons = [f"{part}: {why}" for part, why in slots.kept.items()]
     return {
-        "backbone": name, "channel": one.channel, "token": one.token,
-        "settings": one.error or "; ".join(kept),
+        "backbone": name, "channel": slots.channel, "token": slots.token,
+        "settings": slots.error or "; ".join(reasons),
     }  # fmt: skip
 
 
-def _by_family(found: dict[str, Any]) -> Iterator[Record]:
+def _by_family(table: dict[str, Any]) -> Iterator[Record]:
     from backbones.hosts.timm_model.listing import count_families
 
-    for one in count_families(found):
+    for count in count_families(table):
         yield {
-            "paper": one.family, "models": one.models, "channel": one.channel,
-            "token": one.token, "experiment": one.example,
+            "paper": count.family, "models": count.models, "channel": count.channel,
+            "token": count.token, "experiment": count.example,
         }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from tasks.multi_label.family import FAMILY
 from tests.errors import refuses
 from tests.runs import QUIET, completed, summary
 from tools.analyses import check_applies
-from tools.exports import check_exported
+from tools.exports.requests import check_exported
 
 NAMES = ["cat", "dog", "fox", "owl"]
 

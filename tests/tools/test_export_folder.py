@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.exports import MADE, MARK, new_folder
+from tools.exports.requests import MADE, MARK, new_folder
 
 
 def exported(out, files, **options):

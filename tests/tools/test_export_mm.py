@@ -47,9 +47,10 @@ from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import backbones.mm
 from tasks.engine.optimisation.param_groups import parameter_rules
-from tools.exports import MARK, new_folder, standalone
+from tools.exports import standalone
 from tools.exports.mm import script_lines
 from tools.exports.mm_configs import training_config
+from tools.exports.requests import MARK, new_folder
 from tools.exports.standalone import check_standalone
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,9 @@ from tests.families import SMALLEST, shorten
 from tests.numbered import CLASSES, NATURAL, save_ours
 from tests.small_export import mixer_request, small_request
 from tools import export
-from tools.exports import ExportRequest, exporter, tracing
+from tools.exports import tracing
 from tools.exports.networks import build_export_network
+from tools.exports.requests import ExportRequest, exporter
 
 # Python code cuts their windows by counting, or their tables have one size (timm's ViT).
 FIXED = ("gmlp", "mixer", "posmlp", "timm")
@@ -140,7 +141,7 @@ def test_code_that_branches_is_named_and_code_that_counts_fixes_the_size(tmp_pat
     with pytest.raises(ValueError, match=r"1 \(Asking\), .return x \* 2 if.*data-dep"):
         tracing.trace(network, request)
     graph = tracing.trace(Function(count), small_request("deit_t", "torch_export", tmp_path))
-    assert graph.free == ("batch",)
+    assert graph.free_axes == ("batch",)
     assert graph.why_fixed
     assert graph.program.module()(torch.ones(5, 3, 64, 96)).unique().tolist() == [9.0]
 

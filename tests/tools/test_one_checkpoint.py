@@ -22,8 +22,8 @@ from heads.linear import LinearClassifier
 from tasks import load
 from tests.runs import TINY, completed
 from tools import export, lipschitz
-from tools.exports import TARGETS, ExportRequest
 from tools.exports.networks import build_parts
+from tools.exports.requests import TARGETS, ExportRequest
 
 SIZE = {"img_size": 64}
 

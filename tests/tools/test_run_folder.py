@@ -252,7 +252,7 @@ class TestResume:
 
 class TestLock:
     def write(self, folder, **content):
-        own = run_lock._own({"since": "2026-01-01T00:00:00"})
+        own = run_lock._entry({"since": "2026-01-01T00:00:00"})
         (folder / run_lock.LOCK).write_text(json.dumps({**own, **content}))
 
     def test_a_lock_is_acquired_and_released(self, tmp_path):

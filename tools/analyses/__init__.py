@@ -31,7 +31,7 @@ class Findings:
 
     Attributes:
         rows: The numbers behind the figures, one line of the CSV file each.
-        shown: A short table of them.
+        summary: A short table of them.
         columns: The table's columns: key -> heading and format of the values.
         figures: Matplotlib figures by file name.
         notes: Sentences printed below the table.
@@ -39,7 +39,7 @@ class Findings:
     """
 
     rows: Sequence[Record]
-    shown: Sequence[Record]
+    summary: Sequence[Record]
     columns: Columns
     figures: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -69,7 +69,7 @@ def analyses() -> dict[str, Analysis]:
     """Load all analyses by name: every file of ``kinds/``."""
     package = importlib.import_module(KINDS)
     return {
-        found.name: _read(found.name) for found in sorted(pkgutil.iter_modules(package.__path__))
+        module.name: _read(module.name) for module in sorted(pkgutil.iter_modules(package.__path__))
     }
 
 
@@ -80,11 +80,11 @@ def check_applies(family: Family, name: str) -> None:
         ValueError: Names those that it does.
     """
     if family.analysis(name) is None:
-        known = ", ".join(family.analyses) or "none"
+        names = ", ".join(family.analyses) or "none"
         subject = family.peculiarity or f"whose networks take {plural(family.modality)}"
         more = f" ({family.remedies[name]})" if name in family.remedies else ""
         raise ValueError(
-            f"{name} does not apply to task={family.name}, {subject}{more}; its analyses: {known}"
+            f"{name} does not apply to task={family.name}, {subject}{more}; its analyses: {names}"
         )
 
 
@@ -96,10 +96,10 @@ def find_analysis(name: str) -> Analysis:
     """
     from backbones.options import unknown
 
-    known = analyses()
-    if name not in known:
-        raise ValueError(unknown("analysis", name, list(known)))
-    return known[name]
+    kinds = analyses()
+    if name not in kinds:
+        raise ValueError(unknown("analysis", name, list(kinds)))
+    return kinds[name]
 
 
 def _read(name: str) -> Analysis:

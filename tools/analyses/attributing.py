@@ -75,13 +75,13 @@ def attributions(
     images, classes = images.detach(), classes.to(images.device)
     if method == "occlusion":
         return _compute_occlusion(model, images, classes, window)
-    found = []
+    maps = []
     with restored_generators(), torch.enable_grad():
         for i in range(len(images)):
             seed_generators([0, 0, 0])  # the noise of an image is independent of the batch
-            one = slice(i, i + 1)
-            found.append(_compute_gradients(model, images[one], classes[one], method, steps))
-    return torch.cat(found).detach().sum(1)
+            place = slice(i, i + 1)
+            maps.append(_compute_gradients(model, images[place], classes[place], method, steps))
+    return torch.cat(maps).detach().sum(1)
 
 
 def _compute_gradients(
@@ -121,7 +121,7 @@ def _compute_occlusion(
         )
     step = max(1, side // 2)
     options: dict[str, Any] = {"sliding_window_shapes": (channels, side, side)}
-    found: Tensor = Occlusion(model).attribute(
+    drops: Tensor = Occlusion(model).attribute(
         images, target=classes, strides=(channels, step, step), baselines=0, **options
     )
-    return found[:, 0]  # the colours are covered together, so each channel has the full drop
+    return drops[:, 0]  # the colours are covered together, so each channel has the full drop

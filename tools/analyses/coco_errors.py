@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 def precision_curves(
     annotations: Mapping[str, Any],
-    found: Sequence[Mapping[str, Any]],
+    predictions: Sequence[Mapping[str, Any]],
     image_ids: Sequence[int],
     category_ids: Sequence[int] | None = None,
 ) -> dict[int, Array]:
@@ -38,7 +38,7 @@ def precision_curves(
 
     Args:
         annotations: Content of a json in COCO's format; ids may be any integers.
-        found: Result rows with ``image_id``, ``category_id``, ``bbox`` and ``score``.
+        predictions: Result rows with ``image_id``, ``category_id``, ``bbox`` and ``score``.
         image_ids: The images to evaluate.
         category_ids: The categories to evaluate; default: all.
 
@@ -47,44 +47,44 @@ def precision_curves(
     """
     truth = RankedTruth(annotations)
     content = truth.content
-    wanted = {truth.images[image] for image in image_ids}
-    known = truth.categories if category_ids is None else category_ids
-    ranks = {category: truth.categories[category] for category in known}
+    numbers = {truth.images[image] for image in image_ids}
+    chosen_ids = truth.categories if category_ids is None else category_ids
+    ranks = {category: truth.categories[category] for category in chosen_ids}
     counted = set(ranks.values())
-    images = [image for image in content["images"] if image["id"] in wanted]
-    categories = [one for one in content["categories"] if one["id"] in counted]
+    images = [image for image in content["images"] if image["id"] in numbers]
+    categories = [category for category in content["categories"] if category["id"] in counted]
     objects = [
-        one
-        for one in content["annotations"]
-        if one["image_id"] in wanted and one["category_id"] in counted
+        item
+        for item in content["annotations"]
+        if item["image_id"] in numbers and item["category_id"] in counted
     ]
-    above = {one["id"]: one.get("supercategory") for one in categories}
-    detections = truth.rows(found)
+    above = {category["id"]: category.get("supercategory") for category in categories}
+    detections = truth.rows(predictions)
     curves = {}
-    for category, own in ranks.items():
-        if not any(one["category_id"] == own and not one["iscrowd"] for one in objects):
+    for category, rank in ranks.items():
+        if not any(item["category_id"] == rank and not item["iscrowd"] for item in objects):
             continue
-        rows = [row for row in detections if row["category_id"] == own]
-        similar = {c for c, group in above.items() if group is not None and group == above[own]}
-        plain = _precisions(images, categories, objects, rows, own, (0.75, 0.5, 0.1))
+        rows = [row for row in detections if row["category_id"] == rank]
+        similar = {c for c, group in above.items() if group is not None and group == above[rank]}
+        precisions = _precisions(images, categories, objects, rows, rank, (0.75, 0.5, 0.1))
         forgiven = [
-            _precisions(images, categories, _ignored(objects, own, others), rows, own, (0.1,))[0]
-            for others in (similar, set(above))
+            _precisions(images, categories, _ignored(objects, rank, classes), rows, rank, (0.1,))[0]
+            for classes in (similar, set(above))
         ]
         background = (forgiven[1] > 0).astype(np.float64)
-        curves[category] = np.stack([*plain, *forgiven, background, np.ones_like(background)])
+        curves[category] = np.stack([*precisions, *forgiven, background, np.ones_like(background)])
     return curves
 
 
 def _ignored(
-    objects: Sequence[Mapping[str, Any]], own: int, others: set[int]
+    objects: Sequence[Mapping[str, Any]], rank: int, classes: set[int]
 ) -> list[dict[str, Any]]:
     """Return the objects, with those of other classes turned into ignored ones of this class."""
     return [
-        {**one, "category_id": own, "iscrowd": 1, "ignore": 1}
-        if one["category_id"] in others and one["category_id"] != own
-        else dict(one)
-        for one in objects
+        {**item, "category_id": rank, "iscrowd": 1, "ignore": 1}
+        if item["category_id"] in classes and item["category_id"] != rank
+        else dict(item)
+        for item in objects
     ]
 
 
@@ -119,5 +119,5 @@ def _precisions(
         evaluation.params.areaRngLbl = ["all"]
         evaluation.evaluate()
         evaluation.accumulate()
-    found: Array = evaluation.eval["precision"][:, :, 0, 0, 0]
-    return found.clip(min=0)
+    precisions: Array = evaluation.eval["precision"][:, :, 0, 0, 0]
+    return precisions.clip(min=0)

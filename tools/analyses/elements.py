@@ -37,7 +37,7 @@ def document(title: str, head: str, sections: Sequence[Section]) -> str:
         sections: In order.
     """
     items = "\n".join(
-        f'<li><a href="#{text(one.anchor)}">{text(one.title)}</a></li>' for one in sections
+        f'<li><a href="#{text(part.anchor)}">{text(part.title)}</a></li>' for part in sections
     )
     parts = "\n".join(map(_section, sections))
     return (
@@ -57,12 +57,14 @@ def table(records: Sequence[Record], columns: Columns) -> str:
     """
     if not records:
         return ""
-    shown = {key: columns[key] for key in records[0] if key in columns}
-    marks = {key: _mark([record[key] for record in records]) for key in shown}
-    heads = "".join(f"<th{marks[key]}>{text(heading)}</th>" for key, (heading, _) in shown.items())
+    headings = {key: columns[key] for key in records[0] if key in columns}
+    marks = {key: _mark([record[key] for record in records]) for key in headings}
+    heads = "".join(
+        f"<th{marks[key]}>{text(heading)}</th>" for key, (heading, _) in headings.items()
+    )
     lines = []
     for record in records[:MOST_ROWS]:
-        values = [(marks[key], record[key], form) for key, (_, form) in shown.items()]
+        values = [(marks[key], record[key], form) for key, (_, form) in headings.items()]
         cells = [
             (mark, "-" if value is None else form.format(value)) for mark, value, form in values
         ]
@@ -90,11 +92,11 @@ def pairs(rows: Mapping[str, str]) -> str:
 
 def tiles(values: Mapping[str, str]) -> str:
     """Return the main figures as tiles."""
-    each = "".join(
+    items = "".join(
         f'<div class="tile"><b>{text(value)}</b><span>{text(name)}</span></div>'
         for name, value in values.items()
     )
-    return f'<div class="tiles">{each}</div>' if each else ""
+    return f'<div class="tiles">{items}</div>' if items else ""
 
 
 def figures(parts: Iterable[str], *, halves: bool = False) -> str:
@@ -129,15 +131,15 @@ def text(words: str) -> str:
     return html.escape(words, quote=True)
 
 
-def _section(one: Section) -> str:
-    about = f'<p class="what">{one.about}</p>\n' if one.about else ""
-    return f'<h2 id="{text(one.anchor)}">{text(one.title)}</h2>\n{about}{one.content}'
+def _section(section: Section) -> str:
+    about = f'<p class="what">{section.about}</p>\n' if section.about else ""
+    return f'<h2 id="{text(section.anchor)}">{text(section.title)}</h2>\n{about}{section.content}'
 
 
 def _mark(values: Iterable[object]) -> str:
     """Return the attribute that aligns a column of numbers to the right."""
-    known = [value for value in values if value is not None]
-    numbers = known and all(isinstance(value, int | float) for value in known)
+    entries = [value for value in values if value is not None]
+    numbers = entries and all(isinstance(value, int | float) for value in entries)
     return ' class="number"' if numbers else ""
 
 

@@ -44,8 +44,8 @@ def evidence_unit(subject: Subject) -> str:
 
 
 def _finder(subject: Subject) -> Finder:
-    found: Finder = imported(subject.family.analyses["evidence"], __name__)
-    return found
+    finder: Finder = imported(subject.family.analyses["evidence"], __name__)
+    return finder
 
 
 def evidence(subject: Subject, batch: Batch, images: Tensor) -> Evidence:
@@ -69,20 +69,20 @@ def evidence(subject: Subject, batch: Batch, images: Tensor) -> Evidence:
     return Evidence(scores, amounts, (amounts if finder.by_amount else scores).argmax(1))
 
 
-def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
+def asked_classes(subject: Subject, batch: Batch, request: str) -> Tensor | None:
     """Return the class of each image that class= requests, or None for the predicted ones.
 
     Args:
         subject: Provides the classes.
         batch: A batch of images.
-        wanted: "predicted", "label", the name of a class or its number.
+        request: "predicted", "label", the name of a class or its number.
 
     Raises:
         ValueError: The class is unknown, or the images lack labels.
     """
-    if wanted == "predicted":
+    if request == "predicted":
         return None
-    if wanted == "label":
+    if request == "label":
         if evidence_unit(subject) != "probability":
             raise ValueError(
                 f"class=label is for classifiers; images of {subject.label} have several classes: "
@@ -91,12 +91,12 @@ def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
         if int(batch.labels.min()) < 0:
             raise ValueError("class=label needs labelled images, but these lack labels")
         return batch.labels
-    if wanted in subject.class_names:  # names may be digits
-        label = subject.class_names.index(wanted)
-    elif wanted.isdecimal():
-        label = int(wanted)
+    if request in subject.class_names:  # names may be digits
+        label = subject.class_names.index(request)
+    elif request.isdecimal():
+        label = int(request)
     else:
-        raise ValueError(unknown("class", wanted, list(subject.class_names)))
+        raise ValueError(unknown("class", request, list(subject.class_names)))
     return torch.full((len(batch.images),), label)
 
 
@@ -111,10 +111,10 @@ def _segmentor_evidence(
             "maps need one per class"
         )
     scores, shares = [], []
-    for own, (height, width) in zip(logits, inside, strict=True):
-        greatest, taken = own[:, :height, :width].flatten(1).max(0)
-        scores.append(greatest.new_zeros(classes).index_add(0, taken, greatest))
-        shares.append(taken.bincount(minlength=classes) / len(taken))
+    for maps, (height, width) in zip(logits, inside, strict=True):
+        greatest, winners = maps[:, :height, :width].flatten(1).max(0)
+        scores.append(greatest.new_zeros(classes).index_add(0, winners, greatest))
+        shares.append(winners.bincount(minlength=classes) / len(winners))
     return torch.stack(scores), torch.stack(shares)
 
 
@@ -128,8 +128,8 @@ def _detector_evidence(
     with _attached(getattr(model, "bbox_head", None)):
         predictions = model.predict(images, samples, rescale=False)
     for sample in predictions:
-        found, labels = sample.pred_instances.scores, sample.pred_instances.labels
-        scores.append(found.new_zeros(classes).index_add(0, labels, found))
+        values, labels = sample.pred_instances.scores, sample.pred_instances.labels
+        scores.append(values.new_zeros(classes).index_add(0, labels, values))
         counts.append(labels.bincount(minlength=classes))
     return torch.stack(scores), torch.stack(counts)
 
@@ -151,11 +151,11 @@ def _attached(head: Any) -> Iterator[None]:
     if head is None:
         yield
         return
-    plain = head.predict_by_feat
+    original = head.predict_by_feat
 
     def predict_by_feat(*args: Any, **kwargs: Any) -> Any:
         with _NoDetach():
-            return plain(*args, **kwargs)
+            return original(*args, **kwargs)
 
     head.predict_by_feat = predict_by_feat
     try:

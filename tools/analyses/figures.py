@@ -131,20 +131,20 @@ def panel_grid(
     figure, axes = new_figure(rows, sum(widths), 1.5, 1.7)
     for axis in axes.flat:
         hide_axes(axis)
-    start, drawn = 0, {}
+    start, images = 0, {}
     for (label, panels), width in zip(networks.items(), widths, strict=True):
         for row, (name, maps) in enumerate(panels.items()):
             axes[row, start].set_ylabel(wrap_text(name, 26), fontsize=7)
             for axis, (title, map_) in zip(axes[row, start : start + width], maps, strict=False):
                 low, high = scales[row]
-                drawn[row] = axis.imshow(
+                images[row] = axis.imshow(
                     _array(map_), cmap=colours, vmin=low, vmax=high, aspect="auto"
                 )
                 axis.set_title(title, fontsize=7)
         above = axes[0, start]
         above.set_title(f"{wrap_text(label, 24)}\n{above.get_title()}", fontsize=7)
         start += width
-    for row, image in drawn.items():
+    for row, image in images.items():
         colour_bar(figure, image, list(axes[row]))
     return figure
 

@@ -59,7 +59,7 @@ def page(
     subject: Subject,
     options: Mapping[str, str],
     report: Callable[[str], None],
-    chosen: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> str:
     """Return the page of a run.
 
@@ -67,7 +67,7 @@ def page(
         subject: Opened from its run folder.
         options: The command's options; each analysis adds its own.
         report: Prints a line of progress.
-        chosen: Names of analyses; default: all.
+        names: Names of analyses; default: all.
 
     Raises:
         ValueError: The subject is not from a run folder.
@@ -83,8 +83,8 @@ def page(
     if summary.get("finished") is False:
         summary = {}
     curves = picture(folder / "curves.png", "losses and validation metrics by step")
-    drawn = folder / "preview"
-    previews = [] if drawn.is_symlink() else sorted(drawn.glob("*.png"))
+    pictures = folder / "preview"
+    previews = [] if pictures.is_symlink() else sorted(pictures.glob("*.png"))
     predictions = figures(
         (picture(path, f"predictions {path.stem}") for path in previews), halves=len(previews) > 1
     )
@@ -92,7 +92,7 @@ def page(
         Section("results", "Results", _results(folder, summary)),
         Section("curves", "Curves", curves or "<p>None were measured.</p>"),
         Section("predictions", "Predictions", predictions or "<p>None were drawn.</p>"),
-        *_analyses(subject, options, report, chosen),
+        *_analyses(subject, options, report, names),
         Section("settings", "Settings", _settings(folder, summary)),
     ]
     return document(subject.label, _head(subject, folder, summary), sections)
@@ -102,7 +102,7 @@ def write_page(folder: Path) -> Path:
     """Write report.html into the folder of a finished run, and return its path."""
     from tools.analyses.subjects import open_subjects
 
-    typed = {
+    options = {
         "analysis": REPORT,
         "ckpt": str(folder),
         "backbone": "",
@@ -116,8 +116,8 @@ def write_page(folder: Path) -> Path:
     level = data.level
     data.setLevel(logging.WARNING)
     try:
-        (subject,) = open_subjects(typed, ())
-        write_whole(path, page(subject, typed, lambda line: None))
+        (subject,) = open_subjects(options, ())
+        write_whole(path, page(subject, options, lambda line: None))
     finally:
         data.setLevel(level)
     return path
@@ -127,11 +127,11 @@ def _analyses(
     subject: Subject,
     options: Mapping[str, str],
     report: Callable[[str], None],
-    chosen: Sequence[str],
+    names: Sequence[str],
 ) -> Iterator[Section]:
     refused = {}
     for name, analysis in analyses().items():
-        if name == REPORT or (chosen and name not in chosen):
+        if name == REPORT or (names and name not in names):
             continue
         report(f"{name} ...")
         title, rest = _divided(analysis.summary)
@@ -152,45 +152,45 @@ def _divided(summary: str) -> tuple[str, str]:
     """Split an analysis' summary into a heading and the rest."""
     title = re.split(r"[(:;]", summary)[0].strip()
     rest = summary.removeprefix(title).strip(" :;")
-    whole = rest.startswith("(") and rest.find(")") == len(rest) - 1
-    rest = rest[1:-1] if whole else rest
+    is_bracketed = rest.startswith("(") and rest.find(")") == len(rest) - 1
+    rest = rest[1:-1] if is_bracketed else rest
     return title, rest[:1].upper() + rest[1:]
 
 
 def _analysis(subject: Subject, analysis: Analysis, options: Mapping[str, str]) -> str:
-    own = {**options, **analysis.options, **SHORT.get(analysis.name, {})}
+    settings = {**options, **analysis.options, **SHORT.get(analysis.name, {})}
     count, size = subject.count, subject.size
-    subject.count = int(own["images"])
+    subject.count = int(settings["images"])
     try:
-        found = analysis.analyse([subject], own)
+        findings = analysis.analyse([subject], settings)
     finally:
         subject.count, subject.size = count, size
     # The page has one network, so its column is redundant.
-    columns = {key: column for key, column in found.columns.items() if key != "backbone"}
-    notes = "".join(f"<p>{text(note)}</p>" for note in found.notes)
-    return figures([*_figures(found), table(found.shown, columns)]) + notes
+    columns = {key: column for key, column in findings.columns.items() if key != "backbone"}
+    notes = "".join(f"<p>{text(note)}</p>" for note in findings.notes)
+    return figures([*_figures(findings), table(findings.summary, columns)]) + notes
 
 
-def _figures(found: Findings) -> Iterator[str]:
+def _figures(findings: Findings) -> Iterator[str]:
     from tools.analyses.writing import write_findings
 
     with tempfile.TemporaryDirectory() as folder:
-        written = write_findings("numbers", found, Path(folder))
-        drawn = [path for path in written if path.suffix == ".png"]
-        for path in drawn:
+        files = write_findings("numbers", findings, Path(folder))
+        pictures = [path for path in files if path.suffix == ".png"]
+        for path in pictures:
             name = path.stem.replace("_", " ")
-            yield picture(path, name, name if len(drawn) > 1 else "")
+            yield picture(path, name, name if len(pictures) > 1 else "")
 
 
 def _head(subject: Subject, folder: Path, summary: Mapping[str, Any]) -> str:
     """Return the head of the page: the run and its main figures."""
-    known = [str(summary["task"])] if "task" in summary else []
+    parts = [str(summary["task"])] if "task" in summary else []
     data = summary.get("data") or {}
     if "name" in data:
         counts = data.get("samples", {}).items()
         images = ", ".join(f"{n:,} for {part}" for part, n in counts if n is not None)
-        known.append(f"{data['name'].rpartition('.')[2]} ({images} {subject.family.unit})")
-    facts = " · ".join([*known, f"run {folder.name}"])
+        parts.append(f"{data['name'].rpartition('.')[2]} ({images} {subject.family.unit})")
+    facts = " · ".join([*parts, f"run {folder.name}"])
     first = dict(list(_metrics(summary).items())[:TILES])
     costs = _cost(summary)
     if costs:
@@ -205,8 +205,8 @@ def _results(folder: Path, summary: Mapping[str, Any]) -> str:
 
     if not summary:
         return "<p>The results follow when the run has ended.</p>"
-    shown = pairs(_metrics(summary) | describe_left_out(summary) | _cost(summary))
-    return figures([shown, _paper_comparison(summary), _class_metrics(folder / CLASSES)])
+    results = pairs(_metrics(summary) | describe_left_out(summary) | _cost(summary))
+    return figures([results, _paper_comparison(summary), _class_metrics(folder / CLASSES)])
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -237,9 +237,9 @@ def _class_metrics(path: Path) -> str:
 
 def _settings(folder: Path, summary: Mapping[str, Any]) -> str:
     """Return the typed command and all settings of the run."""
-    typed = shlex.join(["python", "tools/run.py", *summary.get("overrides", ())])
-    written = text(yaml.safe_dump(read_yaml(folder / "config.yaml"), sort_keys=False))
-    return f"<pre>{text(typed)}</pre>\n<pre>{written}</pre>"
+    command = shlex.join(["python", "tools/run.py", *summary.get("overrides", ())])
+    settings = text(yaml.safe_dump(read_yaml(folder / "config.yaml"), sort_keys=False))
+    return f"<pre>{text(command)}</pre>\n<pre>{settings}</pre>"
 
 
 def _cost(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -160,16 +160,16 @@ class Subject:
             images = samples[next(iter(self.family.batch))]
             labels = samples.get("label", torch.full((len(images),), -1))
         else:
-            one = [
+            parts = [
                 _prepare_sample(processor, samples, index, self.size) for index in range(len(names))
             ]
-            images = torch.cat([image for image, _ in one])
-            inside = tuple(size for _, size in one)
+            images = torch.cat([image for image, _ in parts])
+            inside = tuple(size for _, size in parts)
             return Batch(images, torch.full((len(names),), -1), names, samples, inside)
         if self.size is not None and tuple(images.shape[2:]) != self.size:
             images = _resize(images, self.size)
-        whole = (images.shape[-2], images.shape[-1])
-        return Batch(images, labels, names, samples, (whole,) * len(images))
+        full_size = (images.shape[-2], images.shape[-1])
+        return Batch(images, labels, names, samples, (full_size,) * len(images))
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the class scores, (B, K).
@@ -205,8 +205,8 @@ def open_subjects(options: Mapping[str, str], words: Sequence[str]) -> list[Subj
         ValueError: Both are missing, or a file outside of run folders comes without backbone=.
     """
     register_groups()
-    whole = options["ckpt"]  # a path may have commas too
-    paths = [whole] if Path(whole).exists() else whole.split(",")
+    text = options["ckpt"]  # a path may have commas too
+    paths = [text] if Path(text).exists() else text.split(",")
     paths = [path for path in paths if path]
     names = [name for name in split_outside_brackets(options["backbone"], ",") if name.strip()]
     if not paths and not names:
@@ -244,8 +244,8 @@ def _open_subject(
         )
     family = find_family(run.config["task_name"])
     check_applies(family, options["analysis"])
-    typed = ["mode=predict", f"ckpt={quote(str(run.checkpoint))}", *_input(options), *words]
-    config = _config(typed)
+    command = ["mode=predict", f"ckpt={quote(str(run.checkpoint))}", *_input(options), *words]
+    config = _config(command)
     config.data["num_workers"] = 0
     square = _image_side(options)
     # Only the data: position tables keep their trained size and are resized in each pass.
@@ -278,27 +278,27 @@ def _open_file(
     saved: Saved, label: str, name: str, options: Mapping[str, str], words: Sequence[str]
 ) -> Subject:
     """Open a checkpoint outside of run folders."""
-    ((name, given),) = read_networks(name, _select_words("backbone.", words))
+    ((name, network_options),) = read_networks(name, _select_words("backbone.", words))
     family = _applicable_family(name, options)
     try:
-        model: Any = LinearClassifier.from_pretrained(name, saved.file, **given)
+        model: Any = LinearClassifier.from_pretrained(name, saved.file, **network_options)
         backbone = model.backbone
     except ValueError as error:
         if "classifier" not in str(error):
             raise
         with weights_follow():
-            model, backbone = None, create_backbone(name, **given)
+            model, backbone = None, create_backbone(name, **network_options)
         adopt(backbone, saved.checkpoint, trained=True)
-    return _plain(label, backbone, model, family, options, words)
+    return _make_subject(label, backbone, model, family, options, words)
 
 
 def _untrained(network: tuple[str, dict[str, Any]], options: Mapping[str, str],
                words: Sequence[str]) -> Subject:  # fmt: skip
-    name, given = network
+    name, network_options = network
     family = _applicable_family(name, options)
     torch.manual_seed(0)
-    backbone = create_backbone(name, **given)
-    return _plain(f"{label_of(network)} (random)", backbone, None, family, options, words)
+    backbone = create_backbone(name, **network_options)
+    return _make_subject(f"{label_of(network)} (random)", backbone, None, family, options, words)
 
 
 def _applicable_family(name: str, options: Mapping[str, str]) -> Family:
@@ -308,8 +308,8 @@ def _applicable_family(name: str, options: Mapping[str, str]) -> Family:
     return family
 
 
-def _plain(label: str, backbone: Backbone, model: Any, family: Family, options: Mapping[str, str],
-           words: Sequence[str]) -> Subject:  # fmt: skip
+def _make_subject(label: str, backbone: Backbone, model: Any, family: Family,
+                  options: Mapping[str, str], words: Sequence[str]) -> Subject:  # fmt: skip
     (model or backbone).eval().requires_grad_(False)
     subject = Subject(label, backbone, model, family, count=int(options["images"]))
     subject.why_no_images = (
@@ -328,35 +328,35 @@ def _build_inputs(
     family: Family, options: Mapping[str, str], words: Sequence[str], img_size: Size
 ) -> Any:
     """Return the data module of ``input=`` for a network without a run, at its size by default."""
-    given, square = options["input"], _image_side(options)
-    if _is_data_set(given):
+    source, square = options["input"], _image_side(options)
+    if _is_data_set(source):
         size = [f"data.image_size={square}"] if square else []
         config = _config(
-            [f"task={family.name}", f"data={given}", *_select_words("data.", words), *size]
+            [f"task={family.name}", f"data={source}", *_select_words("data.", words), *size]
         )
         config.data["num_workers"] = 0
         return build(config.data, "data", seed=0)
     usual = usual_data([family.task], square or img_size)
-    data = build({**usual, "num_workers": 0}, "data", seed=0, predict_path=given)
+    data = build({**usual, "num_workers": 0}, "data", seed=0, predict_path=source)
     data.predict_only(())
     return data
 
 
-def _config(typed: list[str]) -> RunConfig:
+def _config(words: list[str]) -> RunConfig:
     """Compose the config of a run; mistakes raise one sentence."""
-    typed = quote_arguments(typed)
-    return apply_fixed_schedule(resolve_config(job_config(typed, compose_checked(typed))))
+    words = quote_arguments(words)
+    return apply_fixed_schedule(resolve_config(job_config(words, compose_checked(words))))
 
 
 def _input(options: Mapping[str, str]) -> list[str]:
-    given = options["input"]
-    if not given:
+    source = options["input"]
+    if not source:
         return []
-    return [f"data={given}"] if _is_data_set(given) else [f"input={quote(given)}"]
+    return [f"data={source}"] if _is_data_set(source) else [f"input={quote(source)}"]
 
 
-def _is_data_set(given: str) -> bool:
-    return not Path(given).exists() and (CONFIGS / "data" / f"{given}.yaml").is_file()
+def _is_data_set(source: str) -> bool:
+    return not Path(source).exists() and (CONFIGS / "data" / f"{source}.yaml").is_file()
 
 
 def _select_words(prefix: str, words: Sequence[str]) -> list[str]:
@@ -379,10 +379,10 @@ def _set_size(subject: Subject, options: Mapping[str, str]) -> Subject:
 
 def _make_labels_unique(subjects: list[Subject]) -> list[Subject]:
     """Make equal labels unique by the names of their folders, and if necessary by numbers."""
-    folders = [one.folder.name if one.folder else "" for one in subjects]
-    for own in (folders, [str(place) for place in range(1, len(subjects) + 1)]):
+    folders = [subject.folder.name if subject.folder else "" for subject in subjects]
+    for endings in (folders, [str(place) for place in range(1, len(subjects) + 1)]):
         labels = [subject.label for subject in subjects]
-        for subject, more in zip(subjects, own, strict=True):
+        for subject, more in zip(subjects, endings, strict=True):
             if labels.count(subject.label) > 1:
                 subject.label = f"{subject.label} {more}".strip()
     return subjects

@@ -19,7 +19,7 @@ def write_findings(name: str, findings: Findings, folder: Path) -> list[Path]:
         The written files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    files = []
     if findings.rows:
         path = folder / f"{name}.csv"
         keys = list(dict.fromkeys(key for row in findings.rows for key in row))
@@ -28,19 +28,19 @@ def write_findings(name: str, findings: Findings, folder: Path) -> list[Path]:
         writer.writeheader()
         writer.writerows(findings.rows)
         write_whole(path, content.getvalue())
-        written.append(path)
+        files.append(path)
     for title, figure in findings.figures.items():
         for ending in ("png", "svg"):
             path = folder / f"{title}.{ending}"
             metadata = {"Date": None} if ending == "svg" else None
             with whole_file(path) as file:
                 figure.savefig(file, format=ending, dpi=DPI, metadata=metadata)
-            written.append(path)
+            files.append(path)
         _close(figure)
     for title, text in findings.files.items():
         write_whole(folder / title, text)
-        written.append(folder / title)
-    return written
+        files.append(folder / title)
+    return files
 
 
 def _close(figure: object) -> None:

@@ -80,7 +80,7 @@ def draw_growth(records: Sequence[Record], path: str) -> None:
         ends = []
         for number, (key, line) in enumerate(lines.items()):
             colour = COLOURS[number % len(COLOURS)]
-            x, y = [count_pixels(one) for one in line], [one[figure_of] for one in line]
+            x, y = [count_pixels(point) for point in line], [point[figure_of] for point in line]
             axis.plot(x, y, marker="o", ms=5, lw=1.8, color=colour)
             ends.append((x[-1], y[-1], _series_name(key, lines), colour))
         axis.set_xscale("log")
@@ -106,7 +106,7 @@ def draw_growth(records: Sequence[Record], path: str) -> None:
 def _series_name(key: tuple[Any, ...], lines: dict[tuple[Any, ...], list[Record]]) -> str:
     """Return the backbone, with step and batch if there are several."""
     backbone, step, batch = key
-    steps, batches = {other[1] for other in lines}, {other[2] for other in lines}
+    steps, batches = {series[1] for series in lines}, {series[2] for series in lines}
     more = [step] * (len(steps) > 1) + [f"batch {batch}"] * (len(batches) > 1)
     return ", ".join([backbone, *more])
 
@@ -115,7 +115,7 @@ def _label_sizes(axis: Any, records: Sequence[Record]) -> None:
     """Label the axis with the timed sizes, as typed."""
     from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
 
-    sizes = {count_pixels(one): str(one["image_size"]) for one in records}
+    sizes = {count_pixels(record): str(record["image_size"]) for record in records}
     axis.set_xticks(list(sizes), list(sizes.values()))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_minor_formatter(NullFormatter())

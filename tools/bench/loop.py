@@ -113,8 +113,8 @@ def plain_steps(trainer: Trainer, task: BaseTask) -> Iterator[None]:
     engine: Any = trainer
     task.trainer = trainer
     model, device = task.model.train(), task.device
-    made: Any = task.configure_optimizers()
-    optimizer, scheduler = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    configuration: Any = task.configure_optimizers()
+    optimizer, scheduler = configuration["optimizer"], configuration["lr_scheduler"]["scheduler"]
     batches = repeat_epochs(engine.datamodule.train_dataloader())
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     mixed = engine.precision == "bf16-mixed"
@@ -144,7 +144,7 @@ def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
     """Time a task's steps; return a record of the plain loop and one of a run."""
     rounds = parse_integer("rounds", options["rounds"], least=2)
     set_up_process(options)
-    typed = [
+    arguments = [
         f"task={options['task']}",
         f"trainer={'gpu' if options['device'] == 'cuda' else 'cpu'}",
         f"trainer.max_epochs={ENDLESS}",
@@ -153,7 +153,7 @@ def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
         "backbone.pretrained=false",
         *words,
     ]
-    command = read_command([f"backbone={options['backbone']}", *typed])
+    command = read_command([f"backbone={options['backbone']}", *arguments])
     config = resolve_config(job_config(command.words, command.config))
     name = f"{config.task_name}, {config.backbone['name']}"
     print_status(f"{name}, batch {config.data['batch_size']}, {rounds} rounds")
@@ -161,7 +161,7 @@ def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
         bare, ours = _time_steps(config, Path(folder), rounds, CLOCKS[options["clock"]])
     records = []
     for kind, seconds in (("bare", bare), ("run.py", ours)):
-        added = [one - base for one, base in zip(seconds, bare, strict=True)]
+        overheads = [second - base for second, base in zip(seconds, bare, strict=True)]
         records.append(
             {
                 "task": config.task_name,
@@ -169,7 +169,7 @@ def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
                 "loop": kind,
                 "batch": config.data["batch_size"],
                 "ms": statistics.median(seconds) * 1e3,
-                "added_ms": statistics.median(added) * 1e3,
+                "added_ms": statistics.median(overheads) * 1e3,
                 **summarise_ratios(seconds, bare),
             }
         )

@@ -49,22 +49,22 @@ def time_pipelines(options: Mapping[str, str]) -> list[Record]:
     with contextlib.redirect_stdout(sys.stderr):  # the toolkits print on import
         ours.prepare_data()
         ours.setup()
-        other = load(ours)
+        loader = load(ours)
     print_status(f"{options['task']}: {len(ours.dataset('train'))} images of {ours.folder}")
     # Timm's loader normalises, too; on a device our part of it takes no worker's time.
-    own = map(ours.normalise, repeat_batches(ours.train_dataloader()))
-    batches = [repeat_batches(other), own]
-    steps = [lambda one=one: next(one) and None for one in batches]
+    our_batches = map(ours.normalise, repeat_batches(ours.train_dataloader()))
+    batches = [repeat_batches(loader), our_batches]
+    steps = [lambda one=iterator: next(one) and None for iterator in batches]
     seconds = interleave(steps, rounds, "cpu", options["clock"])
     return [
         {
             "task": options["task"],
             "pipeline": label,
             "batch": batch,
-            "images_per_second": batch / statistics.median(own),
-            **summarise_ratios(own, seconds[0]),
+            "images_per_second": batch / statistics.median(times),
+            **summarise_ratios(times, seconds[0]),
         }
-        for label, own in zip((name, "ours"), seconds, strict=True)
+        for label, times in zip((name, "ours"), seconds, strict=True)
     ]
 
 
@@ -107,9 +107,9 @@ def build_timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
 
     how = ours.augmentation
     assert isinstance(how, PaperAugmentation)
-    made: Any = ImageDataset  # untyped in timm
+    dataset_class: Any = ImageDataset  # untyped in timm
     loader: Any = create_loader(
-        made(str(ours.folder / "train")),
+        dataset_class(str(ours.folder / "train")),
         input_size=(3, ours.image_size, ours.image_size),
         batch_size=ours.batch_size,
         is_training=True,

@@ -50,9 +50,9 @@ def count_work(
     name, options = mixer
     with torch.device("meta"):
         built = create_mixer(name, dim, grid=size, **options)
-    stored = torch.float32 if kind == "training" else dtype
+    parameter_dtype = torch.float32 if kind == "training" else dtype
     maps = MAPS[kind] * batch * size[0] * size[1] * dim * dtype.itemsize
-    parameters = PARAMETERS[kind] * count_parameters(built) * stored.itemsize
+    parameters = PARAMETERS[kind] * count_parameters(built) * parameter_dtype.itemsize
     macs = PASSES[kind] * batch * count_macs(built, shape=(*size, dim))
     return Work(macs, maps + parameters)
 

@@ -41,18 +41,18 @@ def loop_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
     sums = []
     for order in (range(count), range(count - 1, -1, -1)):
         top, bottom = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0])
-        found = [(top, bottom)] * count
+        states = [(top, bottom)] * count
         values = v.unbind(1)
         for t in order:
-            found[t] = (top, bottom)
+            states[t] = (top, bottom)
             weight = weights[t].exp()
             top, bottom = rate * top + weight * values[t], rate * bottom + weight
-        sums.append(found)
+        sums.append(states)
     means = []
     for value, weight, before, after in zip(v.unbind(1), weights, *sums, strict=True):
-        own = (bonus / count + weight).exp()
-        top, bottom = (one + other for one, other in zip(before, after, strict=True))
-        means.append((top + own * value) / (bottom + own))
+        self_weight = (bonus / count + weight).exp()
+        top, bottom = (x + y for x, y in zip(before, after, strict=True))
+        means.append((top + self_weight * value) / (bottom + self_weight))
     return torch.stack(means, dim=1)
 
 
@@ -100,8 +100,8 @@ def make_inputs(name: str, tokens: int, dim: int) -> tuple[Tensor, ...]:
     q, k = F.normalize(torch.randn(2, batch, heads, tokens, key), dim=-1)
     v = torch.randn(batch, heads, tokens, value)
     gates = torch.rand(batch, heads, tokens)
-    given = (-0.1 * gates, gates)
-    return (q, k, v, *(given if name == "gated_delta" else given[::-1]))
+    gate_inputs = (-0.1 * gates, gates)
+    return (q, k, v, *(gate_inputs if name == "gated_delta" else gate_inputs[::-1]))
 
 
 Scan = Callable[..., Tensor]
@@ -139,9 +139,9 @@ def time_scans(options: dict[str, str]) -> list[Record]:
     tokens, dim = (parse_integer(name, options[name]) for name in ("tokens", "dim"))
     rounds = parse_integer("rounds", options["rounds"], least=2)
     names = options["mixer"].split(",")
-    if unknown := set(names) - set(SCANS):
+    if outsiders := set(names) - set(SCANS):
         raise ValueError(
-            f"mixer must be one or more of {', '.join(SCANS)}; got {', '.join(sorted(unknown))}"
+            f"mixer must be one or more of {', '.join(SCANS)}; got {', '.join(sorted(outsiders))}"
         )
     dtype, device, records = set_up_process(options), options["device"], []
     for name in names:

@@ -25,17 +25,17 @@ class Comparison:
     Attributes:
         backbones: Compared by default.
         baseline: Options of the baseline form, as typed.
-        other: Options of the other form.
+        variant: Options of the other form.
     """
 
     backbones: str
     baseline: Sequence[str] = ()
-    other: Sequence[str] = ()
+    variant: Sequence[str] = ()
 
 
 COMPARISONS = {
     # Training form against the plain convolutions that it is folded into.
-    "ffnet": Comparison("ffnet_1,ffnet_2", other=["backbone.fused=true"]),
+    "ffnet": Comparison("ffnet_1,ffnet_2", variant=["backbone.fused=true"]),
     # Token matrices computed in every pass against cached ones.
     "posmlp": Comparison(
         "posmlp_t",
@@ -56,11 +56,11 @@ def select_comparison_runs(
         backbones: As typed; empty for the default ones.
         words: Options of all of them, as typed.
     """
-    chosen = COMPARISONS[name]
-    typed = backbones or chosen.backbones
-    baselines = read_networks(typed, [*words, *chosen.baseline])
-    others = read_networks(typed, [*words, *chosen.other])
-    return [[one, one, other] for one, other in zip(baselines, others, strict=True)]
+    comparison = COMPARISONS[name]
+    names = backbones or comparison.backbones
+    baselines = read_networks(names, [*words, *comparison.baseline])
+    variants = read_networks(names, [*words, *comparison.variant])
+    return [[base, base, form] for base, form in zip(baselines, variants, strict=True)]
 
 
 def timed_family(name: str, task: str = "") -> Family:
@@ -111,17 +111,19 @@ def build_network(network: Network, options: Mapping[str, str]) -> Any:
     from backbones import create_backbone
     from heads.linear import LinearClassifier
 
-    name, own = network
+    name, values = network
     family = timed_family(name, options.get("task", ""))
     if family.name == usual_task():
-        return to_device(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
+        return to_device(LinearClassifier(create_backbone(name, **values), NUM_CLASSES), options)
     from tasks.engine.instantiate import build
     from tools.papers.dense_counts import head_config
 
     counted = family.counted
     assert counted is not None
     config = {"head": head_config(family.name, counted.head)}
-    model = build(config["head"], "head", backbone=create_backbone(name, **own), **counted.targets)
+    model = build(
+        config["head"], "head", backbone=create_backbone(name, **values), **counted.targets
+    )
     return to_device(model, options)
 
 
@@ -139,25 +141,26 @@ def to_device(model: Any, options: Mapping[str, str]) -> Any:
 
 def find_paper_ratio(network: Network, baseline: Network, task: str = "") -> float | None:
     """Return the ratio of two latencies that one paper reports, on its own hardware."""
-    one, other = (
-        network_label((name, non_default_options(name, own))) for name, own in (network, baseline)
+    ours, reference = (
+        network_label((name, non_default_options(name, options)))
+        for name, options in (network, baseline)
     )
     for paper in list_papers():
         reported = _latencies(paper, timed_family(network[0], task).name)
-        if one != other and {one, other} <= reported.keys():
-            return reported[one] / reported[other]
+        if ours != reference and {ours, reference} <= reported.keys():
+            return reported[ours] / reported[reference]
     return None
 
 
 @functools.cache
 def _latencies(paper: str, task: str) -> dict[str, float]:
     """Return milliseconds by network, from the first table that reports them."""
-    found: dict[str, float] = {}
+    latencies: dict[str, float] = {}
     for row in load_rows(paper, task):
         if "latency_ms" in row.reported:
             name = network_label((row.backbone, non_default_options(row.backbone, row.options)))
-            found.setdefault(name, row.reported["latency_ms"])
-    return found
+            latencies.setdefault(name, row.reported["latency_ms"])
+    return latencies
 
 
 def non_default_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,5 +171,5 @@ def non_default_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]
     mixer = options.get("mixer") or {}
     if isinstance(mixer, Mapping):
         mixer = {k: v for k, v in mixer.items() if v != defaults["mixer"].get(k)}
-    others = {k: v for k, v in options.items() if k != "mixer" and v != defaults.get(k)}
-    return others | ({"mixer": mixer} if mixer else {})
+    changes = {k: v for k, v in options.items() if k != "mixer" and v != defaults.get(k)}
+    return changes | ({"mixer": mixer} if mixer else {})

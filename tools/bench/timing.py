@@ -39,15 +39,15 @@ def set_up_process(options: Mapping[str, str]) -> torch.dtype:
         raise ValueError("cuda_graphs=true needs a GPU; pass device=cuda too")
     if options["threads"]:
         torch.set_num_threads(parse_integer("threads", options["threads"]))
-    kept = options["keep_memory"] == "true" and keep_freed_memory()
+    keeps_memory = options["keep_memory"] == "true" and keep_freed_memory()
     device, dtype = "cpu", getattr(torch, options["dtype"])
     if options["device"] == "cuda":
         device = torch.cuda.get_device_name()
         try_all(torch.device("cuda", torch.cuda.current_device()))
     print_status(
-        f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, torch "
-        f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}; "
-        f"{status()}"
+        f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, "
+        f"torch {torch.__version__}, freed memory "
+        f"{'kept' if keeps_memory else 'returned to the system'}; {status()}"
     )
     return dtype
 
@@ -119,7 +119,7 @@ def interleave(
 
 def summarise_ratios(seconds: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
     """Return the median and the 10 % and 90 % quantiles of time over the baseline's, per round."""
-    ratios = [one / base for one, base in zip(seconds, baseline, strict=True)]
+    ratios = [second / base for second, base in zip(seconds, baseline, strict=True)]
     tenths = statistics.quantiles(ratios, n=10, method="inclusive")
     return {
         "ratio": statistics.median(ratios),

@@ -48,8 +48,8 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
     batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
     rounds = parse_integer("rounds", options["rounds"], least=2)
     # Bad options must raise before the first minute of timing.
-    for name, own in mixers:
-        create_mixer(name, dim, grid=grids[0], **own)
+    for name, values in mixers:
+        create_mixer(name, dim, grid=grids[0], **values)
     dtype = set_up_process(options)
     device = measure_device(options["device"], dtype, options["clock"])
     print_status(
@@ -64,8 +64,8 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
             for size in grids:
                 x = torch.randn(batch, *size, dim, device=options["device"])
                 x.requires_grad_(kind == "training")  # as after other layers
-                for name, own in mixers:
-                    mixer = to_device(fast(create_mixer(name, dim, grid=size, **own)), options)
+                for name, values in mixers:
+                    mixer = to_device(fast(create_mixer(name, dim, grid=size, **values)), options)
                     steps.append(make_step(mixer, x, kind, dtype))
                     models.append(mixer)
             is_recorded = options["cuda_graphs"] == "true"
@@ -93,27 +93,27 @@ def read_mixers(options: dict[str, str], words: Sequence[str] = ()) -> list[Netw
     """
     mixers = [
         _read_mixer(item, words)
-        for typed in split_outside_brackets(options["mixer"], ",")
-        for item in _expand(typed)
+        for pattern in split_outside_brackets(options["mixer"], ",")
+        for item in _expand(pattern)
     ]
     if options["baseline"]:
         baseline = _read_mixer(options["baseline"], ())
         return [baseline, *([] if baseline in mixers else [baseline]), *mixers]
-    plain: list[Network] = [mixer for mixer in mixers if mixer == ("attention", {})]
-    return [(plain or mixers)[0], *mixers]
+    attention: list[Network] = [mixer for mixer in mixers if mixer == ("attention", {})]
+    return [(attention or mixers)[0], *mixers]
 
 
-def _expand(typed: str) -> list[str]:
+def _expand(text: str) -> list[str]:
     """Return the token mixers that a pattern matches, with the options that follow it."""
     from backbones import list_mixers
 
-    pattern, *own = split_outside_brackets(typed, " ")
+    pattern, *words = split_outside_brackets(text, " ")
     if not set(pattern) & set("*?["):
-        return [typed]
-    found = fnmatch.filter(list_mixers("token"), pattern)
-    if not found:
+        return [text]
+    names = fnmatch.filter(list_mixers("token"), pattern)
+    if not names:
         raise ValueError(f"no token mixer matches {pattern!r}; 'sbm*' or '*' are patterns")
-    return [" ".join([name, *own]) for name in found]
+    return [" ".join([name, *words]) for name in names]
 
 
 def _exponent(
@@ -132,10 +132,10 @@ def _read_mixer(text: str, words: Sequence[str]) -> Network:
     from backbones import mixer_options
     from backbones.registry import find_mixer
 
-    name, *own = split_outside_brackets(text, " ")
+    name, *option_words = split_outside_brackets(text, " ")
     find_mixer(name, "token")  # raises for unknown names and channel mixers
-    known = [PREFIX + key for key in mixer_options(name)]
-    options = read_options([*words, *filter(None, own)], name, known)
+    valid_names = [PREFIX + key for key in mixer_options(name)]
+    options = read_options([*words, *filter(None, option_words)], name, valid_names)
     return name, options.get("token_mixer", {})
 
 
@@ -149,10 +149,10 @@ def summarise(
     """Summarise seconds[grid][mixer][round] in records; the first mixer is the baseline."""
     records = []
     for index in range(1, len(mixers)):
-        first = [one / (grids[0][0] * grids[0][1]) for one in seconds[0][index]]
+        first = [second / (grids[0][0] * grids[0][1]) for second in seconds[0][index]]
         for size, row in zip(grids, seconds, strict=True):
             tokens = size[0] * size[1]
-            per_token = [one / tokens for one in row[index]]
+            per_token = [second / tokens for second in row[index]]
             growth = [now / then for now, then in zip(per_token, first, strict=True)]
             records.append(
                 {

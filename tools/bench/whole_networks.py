@@ -25,7 +25,7 @@ def time_runs(runs: Sequence[Sequence[Network]], options: Mapping[str, str]) -> 
     )
 
     batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
-    names = [one for run in runs for one, _ in run]
+    names = [name for run in runs for name, _ in run]
     shapes = networks.input_shapes(names, options["image_size"], options.get("task", ""))
     family = networks.timed_family(names[0], options.get("task", ""))
     sizes = {shape: growth.format_size(shape, family.channels_first) for shape in shapes}
@@ -43,34 +43,34 @@ def time_runs(runs: Sequence[Sequence[Network]], options: Mapping[str, str]) -> 
         timed = {}
         peaks = {}
         for batch, kind in itertools.product(batches, kinds):
-            shown = ", ".join(sizes.values())
+            size_text = ", ".join(sizes.values())
             print_status(
-                f"{network_label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds"
+                f"{network_label(run[0])}: {kind}, {size_text}, batch {batch}, {rounds} rounds"
             )
-            inputs = [networks.example_input(family, batch, one) for one in shapes]
-            inputs = [one.to(options["device"]) for one in inputs]
-            steps = [make_step(model, one, kind, dtype) for one in inputs for model in models]
+            inputs = [networks.example_input(family, batch, shape) for shape in shapes]
+            inputs = [images.to(options["device"]) for images in inputs]
+            steps = [make_step(model, images, kind, dtype) for images in inputs for model in models]
             # All sizes share the rounds, so that other load on the machine affects them alike.
             is_recorded = options["cuda_graphs"] == "true"
             timed_steps = [record_cuda_graph(step) for step in steps] if is_recorded else steps
             seconds = interleave(timed_steps, rounds, options["device"], options["clock"])
             highest = measure_peaks(steps, models, options["device"])
             for place, shape in enumerate(shapes):
-                own = slice(place * len(models), (place + 1) * len(models))
-                timed[shape, batch, kind], peaks[shape, batch, kind] = seconds[own], highest[own]
+                span = slice(place * len(models), (place + 1) * len(models))
+                timed[shape, batch, kind], peaks[shape, batch, kind] = seconds[span], highest[span]
         for shape, batch, kind in itertools.product(shapes, batches, kinds):
             seconds, highest = timed[shape, batch, kind], peaks[shape, batch, kind]
             for index in range(1, len(run)):
-                made = make_record(
+                record = make_record(
                     run, index, seconds, kind, sizes[shape], batch,
                     options.get("task", ""),
                 )  # fmt: skip
-                made["peak_mb"] = highest[index] / 1e6
-                made["memory_ratio"] = highest[index] / highest[0] if highest[0] else None
+                record["peak_mb"] = highest[index] / 1e6
+                record["memory_ratio"] = highest[index] / highest[0] if highest[0] else None
                 if len(shapes) > 1:
                     first = timed[shapes[0], batch, kind][index]
-                    made["growth"] = growth.growth_ratio(seconds[index], shape, first, shapes[0])
-                records.append(made)
+                    record["growth"] = growth.growth_ratio(seconds[index], shape, first, shapes[0])
+                records.append(record)
     if picture:
         growth.draw_growth(records, picture)
         print_status(f"picture written to {picture}")

@@ -39,13 +39,13 @@ def parse_options(
         key, equals, value = argument.partition("=")
         if key not in options or not equals or not value:
             near = difflib.get_close_matches(key, options, n=1) if key not in options else []
-            meant = f" (did you mean {near[0]}=?)" if near else ""
+            hint = f" (did you mean {near[0]}=?)" if near else ""
             if takes_backbone and key.partition(".")[0] in BACKBONE_OPTIONS:
-                meant = f" (did you mean backbone.{argument}?)"
-            others = "backbone.OPTION" if takes_backbone else more
+                hint = f" (did you mean backbone.{argument}?)"
+            more_keys = "backbone.OPTION" if takes_backbone else more
             raise ValueError(
-                f"cannot use {argument!r}{meant}; arguments are key=value, with the keys "
-                f"{', '.join(options)}{f' and {others}' if others else ''}; see --help"
+                f"cannot use {argument!r}{hint}; arguments are key=value, with the keys "
+                f"{', '.join(options)}{f' and {more_keys}' if more_keys else ''}; see --help"
             )
         options[key] = value
     for key, valid in choices.items():
@@ -106,14 +106,14 @@ def select_backbones(text: str, family: Family | None = None) -> list[str]:
     Raises:
         ValueError: A name is unknown, or of another modality than the family's.
     """
-    known, names = catalogue(), []
+    registered, names = catalogue(), []
     for item in text.split(","):
-        found = known.list_backbones(item, family.modality if family else "")
-        if not found and any(sign in item for sign in "*?["):
+        matches = registered.list_backbones(item, family.modality if family else "")
+        if not matches and any(sign in item for sign in "*?["):
             raise ValueError(f"no backbone matches {item!r}; 'swin_*' or '*_afbo' are patterns")
         # Raises for an unknown name with the nearest ones, and accepts names that are not listed.
-        names += found or [known.schema(item)["name"]]
-        if family and not found:
-            hosts = known.hosts_for(family.modality)
-            family.check_host(names[-1], known.modality(names[-1]), hosts)
+        names += matches or [registered.schema(item)["name"]]
+        if family and not matches:
+            hosts = registered.hosts_for(family.modality)
+            family.check_host(names[-1], registered.modality(names[-1]), hosts)
     return list(dict.fromkeys(names))

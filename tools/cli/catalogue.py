@@ -83,16 +83,16 @@ class Catalogue:
         Raises:
             ValueError: The name is unknown, or the pair does not fit.
         """
-        found = self._find(backbone)
-        without = found["without_prefix"]
+        entry = self._find(backbone)
+        without = entry["without_prefix"]
         if not all(self.mixers[name]["takes_prefix"] for name in mixers if name in self.mixers):
             return dict(without)
         schemas = [
-            self.backbones.get(f"{found['host']}_{name}", found)["schema"] for name in mixers
+            self.backbones.get(f"{entry['host']}_{name}", entry)["schema"] for name in mixers
         ]
-        own = found["schema"]
+        base = entry["schema"]
         return {
-            option: next((s[option] for s in schemas if s[option] != own[option]), own[option])
+            option: next((s[option] for s in schemas if s[option] != base[option]), base[option])
             for option in without
         }
 
@@ -115,18 +115,18 @@ class Catalogue:
         return self.mixers[name]
 
     def _find(self, name: str) -> Mapping[str, Any]:
-        plain = name.removesuffix("_ffn")  # the host's own FFN, as a suffix
-        found = self.backbones.get(name)
-        if found is None and plain in self.hosts:
-            return self.backbones[plain]
-        if found is None and name in self.unfit:
+        host = name.removesuffix("_ffn")  # the host's own FFN, as a suffix
+        entry = self.backbones.get(name)
+        if entry is None and host in self.hosts:
+            return self.backbones[host]
+        if entry is None and name in self.unfit:
             raise ValueError(self.unfit[name])
-        if found is None:
+        if entry is None:
             mixers = [mixer for mixer in self.list_mixers("channel") if mixer != "ffn"]
-            known = {one: entry["takes_token_mixer"] for one, entry in self.backbones.items()}
+            names = {key: entry["takes_token_mixer"] for key, entry in self.backbones.items()}
             tokens = self.list_mixers("token")
-            raise ValueError(unknown_backbone(name, known, self.hosts, mixers, tokens))
-        return found
+            raise ValueError(unknown_backbone(name, names, self.hosts, mixers, tokens))
+        return entry
 
 
 def catalogue() -> Catalogue:
@@ -165,14 +165,14 @@ def _build_catalogue(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalog
             }
             for name in list_backbones()
         },
-        hosts=[one.name for one in sorted(hosts, key=lambda host: host.modality != "image")],
+        hosts=[entry.name for entry in sorted(hosts, key=lambda host: host.modality != "image")],
         mixers={
-            one.name: {
-                "kind": one.kind, "source": one.source, "options": mixer_options(one.name),
-                "takes_prefix": one.takes_prefix, "about": summary(one.build),
-                "meanings": meanings(built_class(one.build, Mixer), one.build),
+            mixer.name: {
+                "kind": mixer.kind, "source": mixer.source, "options": mixer_options(mixer.name),
+                "takes_prefix": mixer.takes_prefix, "about": summary(mixer.build),
+                "meanings": meanings(built_class(mixer.build, Mixer), mixer.build),
             }
-            for one in sorted(mixers, key=lambda entry: entry.name)
+            for mixer in sorted(mixers, key=lambda entry: entry.name)
         },
         unfit=unfit_pairs(),
     )  # fmt: skip
@@ -187,23 +187,22 @@ def load_catalogue() -> Catalogue:
     """Load the cached catalogue; rebuild it if files under backbones/ have changed."""
     state = fingerprint()
     file = cache_file()
-    with contextlib.suppress(
-        OSError, ValueError, TypeError, KeyError, RecursionError
-    ):  # missing or damaged
+    missing_or_damaged = (OSError, ValueError, TypeError, KeyError, RecursionError)
+    with contextlib.suppress(*missing_or_damaged):
         content = json.loads(file.read_text(encoding="utf-8"))
-        known = content["catalogue"]
-        if content["fingerprint"] == state and content["digest"] == _digest(known):
-            return Catalogue(**known)
-    found = read_registry()
-    known = asdict(found)
-    text = json.dumps({"fingerprint": state, "digest": _digest(known), "catalogue": known})
+        fields = content["catalogue"]
+        if content["fingerprint"] == state and content["digest"] == _digest(fields):
+            return Catalogue(**fields)
+    registry = read_registry()
+    fields = asdict(registry)
+    text = json.dumps({"fingerprint": state, "digest": _digest(fields), "catalogue": fields})
     with contextlib.suppress(OSError):  # without a cache the next command asks the registry again
         _write(file, text)
-    return found
+    return registry
 
 
-def _digest(known: Any) -> str:
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+def _digest(fields: Any) -> str:
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def fingerprint() -> list[Any]:

@@ -37,13 +37,13 @@ def run_command(
     Returns:
         0, or 2 after an error, which is printed in one line to stderr.
     """
-    typed = list(sys.argv[1:] if arguments is None else arguments)
-    asked = not HELP.isdisjoint(typed)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    asks_help = not HELP.isdisjoint(words)
     try:
-        if asked or (needs_arguments and not typed):
-            print((text(typed) if callable(text) else text or "").strip())
-            return 0 if asked else 2
-        work(typed)
+        if asks_help or (needs_arguments and not words):
+            print((text(words) if callable(text) else text or "").strip())
+            return 0 if asks_help else 2
+        work(words)
     except Exception as error:
         from tools.cli.errors import user_message  # imports Hydra, which few commands need
 

@@ -135,8 +135,8 @@ def _machine_message(error: BaseException, text: str) -> str | None:
         last = text.strip().splitlines()[-1]
         return last.partition(": ")[2] or last
     if "address already in use" in text.lower() or "EADDRINUSE" in text:
-        named = re.search(r"port: (\d+)", text)
-        port = named[1] if named else os.environ.get("MASTER_PORT", "none is set")
+        match = re.search(r"port: (\d+)", text)
+        port = match[1] if match else os.environ.get("MASTER_PORT", "none is set")
         return (
             f"the port through which the run's processes connect is in use (MASTER_PORT: {port}); "
             "set MASTER_PORT to a free port, or unset it"
@@ -169,10 +169,10 @@ def _file_message(error: BaseException, text: str) -> str | None:
 def write_failure(error: BaseException) -> str | None:
     """Return why writing a file failed (full disk or size limit), else None."""
     if isinstance(error, OSError):
-        known = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        return os.strerror(error.errno) if error.errno is not None and known else None
-    found = WRITE_FAILURE.search(str(error))
-    if found is None:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return os.strerror(error.errno) if error.errno is not None and is_full else None
+    match = WRITE_FAILURE.search(str(error))
+    if match is None:
         return None
-    number = int(found[1] or 0)
+    number = int(match[1] or 0)
     return os.strerror(number) if number else "the disk is full or the file is too large"

@@ -20,6 +20,6 @@ def deep_merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
     """Merge two nested dicts; values of ``other`` override those of ``one``."""
     result = dict(one)
     for key, value in other.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = deep_merge(result[key], value) if both else value
+        are_mappings = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = deep_merge(result[key], value) if are_mappings else value
     return result

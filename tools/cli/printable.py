@@ -14,8 +14,8 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 def printable(text: str, longest: int = MAX_CHARACTERS) -> str:
     """Escape the control characters of a text, and cut it to ``longest`` characters."""
-    shown = text if len(text) <= longest else f"{text[:longest]}... ({len(text):,} characters)"
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
+    excerpt = text if len(text) <= longest else f"{text[:longest]}... ({len(text):,} characters)"
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), excerpt)
 
 
 class PrintableFormatter(logging.Formatter):

@@ -39,10 +39,10 @@ def quote_arguments(arguments: Sequence[str], *, sweep: bool = False) -> list[st
         ValueError: An argument cannot be expressed; the message shows what to type.
     """
     return [
-        one
-        if one.startswith("-") or one.lstrip("+~").startswith("hydra")
-        else _quote_argument(one, sweep)
-        for one in arguments
+        argument
+        if argument.startswith("-") or argument.lstrip("+~").startswith("hydra")
+        else _quote_argument(argument, sweep)
+        for argument in arguments
     ]
 
 
@@ -73,7 +73,7 @@ def _quote_path(value: str, sweep: bool) -> str:
     if value in WORDS or CALL.fullmatch(value) or _is_quoted(value):
         return value
     if sweep and "," in value and not Path(value).expanduser().exists():
-        return ",".join(_quote_path(one, sweep=False) for one in value.split(","))
+        return ",".join(_quote_path(path, sweep=False) for path in value.split(","))
     parsed = _parse(f"key={value}")
     if parsed is not None and not parsed.is_sweep_override() and parsed.value() == value:
         return value
@@ -84,7 +84,7 @@ def _is_quoted(value: str) -> bool:
     """Return True for one or several comma-separated texts in Hydra's quotes."""
     parts = DELIMITERS.split(value)
     texts, rest = parts[1::2], parts[::2]
-    return any(one[0] in "'\"" for one in texts) and not any(rest) and set(texts[1::2]) <= {","}
+    return any(part[0] in "'\"" for part in texts) and not any(rest) and set(texts[1::2]) <= {","}
 
 
 def _parse(argument: str) -> Any:

@@ -45,9 +45,9 @@ def write(records: Sequence[Record], form: str, columns: Columns) -> None:
                 {k: printable(v) if isinstance(v, str) else v for k, v in record.items()}
             )
     else:
-        shown = {key: columns[key] for key in records[0] if key in columns}
+        heads = {key: columns[key] for key in records[0] if key in columns}
         terminal = _write_rich if sys.stdout.isatty() else _write_plain
-        {"markdown": _write_markdown, "latex": _write_latex}.get(form, terminal)(records, shown)
+        {"markdown": _write_markdown, "latex": _write_latex}.get(form, terminal)(records, heads)
 
 
 def _write_markdown(records: Sequence[Record], columns: Columns) -> None:

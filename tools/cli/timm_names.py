@@ -18,10 +18,10 @@ def check_timm_name(model: str) -> None:
     Raises:
         ValueError: The name is unknown and similar to others.
     """
-    known = json.loads(LIST.read_text())["models"]
+    names = json.loads(LIST.read_text())["models"]
     name = model.partition(".")[0]
-    if name in known:
+    if name in names:
         return
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.7)
     if near:
         raise ValueError(f"timm has no model {model!r}; did you mean {' or '.join(near)}?")

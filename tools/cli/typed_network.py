@@ -32,8 +32,8 @@ Network = tuple[str, dict[str, Any]]  # name and options, for create_backbone
 
 def split_backbone_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split arguments into options of the backbone and all others."""
-    words = [one for one in arguments if key_of(one).startswith(PREFIX)]
-    return words, [one for one in arguments if one not in words]
+    words = [argument for argument in arguments if key_of(argument).startswith(PREFIX)]
+    return words, [argument for argument in arguments if argument not in words]
 
 
 def read_networks(
@@ -55,10 +55,10 @@ def read_networks(
     networks = []
     text, words = _join_channel_mixer(text, quote_arguments(words, sweep=True))
     for item in split_outside_brackets(text, ","):
-        typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
-        for name in select_backbones(typed, family):
-            for chosen in expand([*words, *quote_arguments([*filter(None, own)])]):
-                options = read_options(chosen, name, known_options(name))
+        pattern, *own_words = split_outside_brackets(item, " ") if item.strip() else [""]
+        for name in select_backbones(pattern, family):
+            for job in expand([*words, *quote_arguments([*filter(None, own_words)])]):
+                options = read_options(job, name, known_options(name))
                 networks.append((name, _with_solved_widths(name, options)))
     return networks
 
@@ -87,13 +87,13 @@ def read_network(text: str, words: Sequence[str] = (), family: Family | None = N
     Raises:
         ValueError: A name or option is unknown, or several networks are given.
     """
-    found = read_networks(text, words, family)
-    if len(found) > 1:
+    networks = read_networks(text, words, family)
+    if len(networks) > 1:
         raise ValueError(
-            f"{' '.join([f'backbone={text}', *words])} names {len(found)} networks; this command "
-            "takes one"
+            f"{' '.join([f'backbone={text}', *words])} names {len(networks)} networks; this "
+            "command takes one"
         )
-    return found[0]
+    return networks[0]
 
 
 def run_options(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def run_options(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
     Raises:
         ValueError: The run has another backbone.
     """
-    given = (run or {}).get("backbone", {})
-    if given and given["name"] != name:
-        raise ValueError(f"ckpt= holds {given['name']}, not {name}; leave backbone= out")
-    options = {k: v for k, v in given.items() if k not in ("name", "pretrained", "dense")}
+    backbone = (run or {}).get("backbone", {})
+    if backbone and backbone["name"] != name:
+        raise ValueError(f"ckpt= holds {backbone['name']}, not {name}; leave backbone= out")
+    options = {k: v for k, v in backbone.items() if k not in ("name", "pretrained", "dense")}
     if isinstance(options.get("token_mixer"), str):  # typed options may add to it
         options["token_mixer"] = {"name": options["token_mixer"]}
     return options
@@ -117,24 +117,24 @@ def run_options(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
 
 def known_options(name: str) -> list[str]:
     """List the options of a backbone as users type them."""
-    registered, known = catalogue(), []
-    for option, default in registered.schema(name).items():
+    listing, names = catalogue(), []
+    for option, default in listing.schema(name).items():
         inner = list(default) if isinstance(default, Mapping) else []
         if option == "token_mixer":
-            tokens = registered.list_mixers("token")
-            inner = ["name", *(key for one in tokens for key in registered.mixer(one)["options"])]
+            tokens = listing.list_mixers("token")
+            inner = ["name", *(key for mixer in tokens for key in listing.mixer(mixer)["options"])]
         if option != "name":
-            known += [PREFIX + option, *(f"{PREFIX}{option}.{key}" for key in inner)]
-    return list(dict.fromkeys([*known, *MATCH]))
+            names += [PREFIX + option, *(f"{PREFIX}{option}.{key}" for key in inner)]
+    return list(dict.fromkeys([*names, *MATCH]))
 
 
-def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[str, Any]:
+def read_options(words: Sequence[str], of: str, valid_names: Collection[str]) -> dict[str, Any]:
     """Return options as a dict, nested where their names have dots.
 
     Args:
         words: Options with one value each.
         of: What they belong to, for messages.
-        known: The valid option names, as typed.
+        valid_names: The valid option names, as typed.
 
     Raises:
         ValueError: An option is unknown, or a value cannot be parsed.
@@ -144,9 +144,9 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
         if key == f"{PREFIX}name":
             raise ValueError(f"{word} is not an option; pass backbone=NAME instead")
         # Another library checks its options itself.
-        if key not in known and not (key.startswith(f"{FREE}.") and FREE in known):
-            prefixed = [name for name in known if name.endswith(f".{key}")]
-            raise ValueError(unknown(f"option of {of}", key, prefixed or known))
+        if key not in valid_names and not (key.startswith(f"{FREE}.") and FREE in valid_names):
+            prefixed = [name for name in valid_names if name.endswith(f".{key}")]
+            raise ValueError(unknown(f"option of {of}", key, prefixed or valid_names))
     config = OmegaConf.create({"backbone": {}})
     apply(config, quote_arguments(words))
     options: dict[str, Any] = OmegaConf.to_container(config)["backbone"]  # type: ignore[call-overload, index, assignment]
@@ -157,12 +157,12 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
 
 def merge_options(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Merge more options into options; a token mixer of another name replaces the old one."""
-    both = deep_merge(options, more)
-    old, new = options.get("token_mixer"), more.get("token_mixer")
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        names = {one["name"] for one in (old, new) if "name" in one}
-        both["token_mixer"] = both["token_mixer"] if len(names) < 2 else new
-    return both
+    merged = deep_merge(options, more)
+    before, after = options.get("token_mixer"), more.get("token_mixer")
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        names = {mixer["name"] for mixer in (before, after) if "name" in mixer}
+        merged["token_mixer"] = merged["token_mixer"] if len(names) < 2 else after
+    return merged
 
 
 def join_channel_mixer(arguments: Sequence[str]) -> list[str]:
@@ -172,35 +172,35 @@ def join_channel_mixer(arguments: Sequence[str]) -> list[str]:
 
     Several hosts and mixers, separated by commas, give all pairs.
     """
-    text = next((one for one in arguments if one.startswith("backbone=")), None)
+    text = next((word for word in arguments if word.startswith("backbone=")), None)
     if text is None:
         return list(arguments)
     joined, rest = _join_channel_mixer(text.removeprefix("backbone="), arguments)
-    return [f"backbone={joined}" if one == text else one for one in rest]
+    return [f"backbone={joined}" if word == text else word for word in rest]
 
 
 def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]]:
     """Return backbones with the channel mixer that an option names, and the other options."""
     words = [part for word in words for part in _split_named_mixer(word)]
-    typed = [one for one in words if re.match(rf"\+*{MIXER}(\.name)?=[^{{\[]", one)]
-    if not typed:
+    choices = [word for word in words if re.match(rf"\+*{MIXER}(\.name)?=[^{{\[]", word)]
+    if not choices:
         return text, list(words)
-    mixers = typed[-1].partition("=")[2].split(",")
-    known = catalogue()
+    mixers = choices[-1].partition("=")[2].split(",")
+    listing = catalogue()
     names = []
     for name in text.split(","):
-        host = known.host_of(name)
+        host = listing.host_of(name)
         for mixer in mixers:
             if mixer in ("null", "ffn"):
                 names.append(host)
                 continue
             if name not in (host, f"{host}_{mixer}"):
                 raise ValueError(
-                    f"{name} already has a channel mixer; pass backbone={host} {typed[-1]}"
+                    f"{name} already has a channel mixer; pass backbone={host} {choices[-1]}"
                 )
-            known.mixer(mixer)
+            listing.mixer(mixer)
             names.append(f"{host}_{mixer}")
-    return ",".join(names), [one for one in words if one not in typed]
+    return ",".join(names), [word for word in words if word not in choices]
 
 
 def _split_named_mixer(word: str) -> list[str]:

@@ -21,11 +21,11 @@ def show_averages(runs: Sequence[RunRecord], by: Sequence[str]) -> None:
         by: Settings that differ between the runs.
     """
     for task in dict.fromkeys(run.task for run in runs):
-        family, own = families()[task], [run for run in runs if run.task == task]
-        values = {str(run.config.get(family.averaged)) for run in own}
+        family, task_runs = families()[task], [run for run in runs if run.task == task]
+        values = {str(run.config.get(family.averaged)) for run in task_runs}
         if family.averaged in by or (family.averaged and len(values) > 1):
-            others = [key for key in by if key not in (family.averaged, "data", "seed", "ckpt")]
-            records = average_records(own, others, family)
+            labels = [key for key in by if key not in (family.averaged, "data", "seed", "ckpt")]
+            records = average_records(task_runs, labels, family)
             print()
             write(records, "table", _columns(records))
 
@@ -44,18 +44,18 @@ def average_records(runs: Sequence[RunRecord], by: Sequence[str], family: Family
         groups.setdefault(settings, {}).setdefault(data_name(run), []).append(run)
     records = []
     for settings, sets in groups.items():
-        named = dict(zip(("backbone", *by), settings, strict=True))
-        averages = {name: _average(own, family) for name, own in sets.items()}
+        columns = dict(zip(("backbone", *by), settings, strict=True))
+        averages = {name: _average(group, family) for name, group in sets.items()}
         records += [
-            {"data": name, **named, **_facts(own, family), **averages[name]}
-            for name, own in sets.items()
+            {"data": name, **columns, **_facts(group, family), **averages[name]}
+            for name, group in sets.items()
         ]
         if len(sets) > 1:
-            over = {key: fmean(one[key] for one in averages.values()) for key in _metrics(family)}
+            over = {key: fmean(mean[key] for mean in averages.values()) for key in _metrics(family)}
             first = next(iter(sets.values()))
-            records.append({"data": f"all {len(sets)}", **named, **_facts(first, family), **over})
-    for record, own in zip(records, _claims(runs, records), strict=True):
-        record |= own
+            records.append({"data": f"all {len(sets)}", **columns, **_facts(first, family), **over})
+    for record, claim in zip(records, _claims(runs, records), strict=True):
+        record |= claim
     return records
 
 
@@ -91,20 +91,20 @@ def _claims(runs: Sequence[RunRecord], records: Sequence[Record]) -> list[Record
         return [{} for _ in records]
     row = rows[0]
     family = families()[row.task]
-    wanted = ", ".join(map(str, family.averaged_values))
+    values = ", ".join(map(str, family.averaged_values))
     sets = {str(record["data"]) for record in records}
     place = f"all {len(row.train.also)}" if row.train.also else row.train.data
     complete = not row.train.also or {*row.train.also} <= sets
-    found = []
+    claims = []
     for record in records:
-        fits = record["data"] == place and record[family.averaged] == wanted and complete
-        found.append({f"paper {key}": row.metrics[key] for key in row.metrics} if fits else {})
-    return found
+        fits = record["data"] == place and record[family.averaged] == values and complete
+        claims.append({f"paper {key}": row.metrics[key] for key in row.metrics} if fits else {})
+    return claims
 
 
 def _columns(records: Sequence[Record]) -> Columns:
     names = dict.fromkeys(name for record in records for name in record)
     return {
-        name: (name, "{:.4g}" if any(isinstance(one.get(name), float) for one in records) else "{}")
+        name: (name, "{:.4g}" if any(isinstance(row.get(name), float) for row in records) else "{}")
         for name in names
     }

@@ -45,18 +45,18 @@ def describe_evaluation(run: RunRecord) -> dict[str, Any]:
     family = families().get(run.task)
     targets, unit = (family.targets, family.unit) if family else (("classes",), "images")
     validated = f"validation {unit}"
-    found: dict[str, Any] = {"data": data_name(run)}
+    evaluation: dict[str, Any] = {"data": data_name(run)}
     if all(prints.get(name) for name in (*targets, "val")):
-        found |= {name: f"{data.get(name)} ({prints[name][:6]})" for name in targets}
-        found[validated] = f"{images.get('val')} ({prints['val'][:6]})"
+        evaluation |= {name: f"{data.get(name)} ({prints[name][:6]})" for name in targets}
+        evaluation[validated] = f"{images.get('val')} ({prints['val'][:6]})"
     else:
-        found["data.root"] = None if uses_sample_data(run) else run.config.get("data.root")
-        found |= dict.fromkeys(targets, UNKNOWN)
-        found[validated] = images.get("val", UNKNOWN)
+        evaluation["data.root"] = None if uses_sample_data(run) else run.config.get("data.root")
+        evaluation |= dict.fromkeys(targets, UNKNOWN)
+        evaluation[validated] = images.get("val", UNKNOWN)
     for key, value in sorted(run.config.items()):
         if is_evaluation(key) and value is not None and value != USUAL.get(key):
-            found[key] = value
-    return found
+            evaluation[key] = value
+    return evaluation
 
 
 def is_evaluation(key: str) -> bool:
@@ -64,11 +64,11 @@ def is_evaluation(key: str) -> bool:
     if any(fnmatch.fnmatchcase(key, pattern) for pattern in EVALUATION):
         return True
     group, _, option = key.partition(".")
-    return group == "data" and not any(fnmatch.fnmatchcase(option, one) for one in TRAINING)
+    return group == "data" and not any(fnmatch.fnmatchcase(option, pattern) for pattern in TRAINING)
 
 
 def group_by_evaluation(
-    runs: Sequence[RunRecord], free: Sequence[str] = ()
+    runs: Sequence[RunRecord], free_keys: Sequence[str] = ()
 ) -> list[tuple[dict[str, Any], list[RunRecord]]]:
     """Group runs of one task by their evaluation, in order of first appearance.
 
@@ -78,22 +78,26 @@ def group_by_evaluation(
     """
     groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
     for run in runs:
-        own = {name: value for name, value in describe_evaluation(run).items() if name not in free}
-        key = json.dumps(own, sort_keys=True, default=str)
-        groups.setdefault(key, (own, []))[1].append(run)
+        evaluation = {
+            name: value for name, value in describe_evaluation(run).items() if name not in free_keys
+        }
+        key = json.dumps(evaluation, sort_keys=True, default=str)
+        groups.setdefault(key, (evaluation, []))[1].append(run)
     evaluations = [evaluation for evaluation, _ in groups.values()]
-    return [(_differing(one, evaluations), group) for one, group in groups.values()]
+    return [(_differing(evaluation, evaluations), group) for evaluation, group in groups.values()]
 
 
-def _differing(own: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    names = dict.fromkeys(name for one in evaluations for name in one)
-    same_data = [one for one in evaluations if one.get("data") == own.get("data")]
+def _differing(
+    reference: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    names = dict.fromkeys(name for evaluation in evaluations for name in evaluation)
+    same_data = [entry for entry in evaluations if entry.get("data") == reference.get("data")]
     return {
-        name: own.get(name)
+        name: reference.get(name)
         for name in names
         if any(
-            str(one.get(name)) != str(own.get(name))
-            for one in (same_data if name.startswith("data.") else evaluations)
+            str(evaluation.get(name)) != str(reference.get(name))
+            for evaluation in (same_data if name.startswith("data.") else evaluations)
         )
     }
 
@@ -102,10 +106,10 @@ def format_evaluation(evaluation: Mapping[str, Any]) -> str:
     """Format the differences: ``data=imagenet, data.image_size=224``."""
     parts = []
     for name, value in evaluation.items():
-        shown = "null" if value is None else str(value)
-        shown = shown.lower() if isinstance(value, bool) else shown
+        text = "null" if value is None else str(value)
+        text = text.lower() if isinstance(value, bool) else text
         option = name == "data" or "." in name
-        parts.append(f"{name}={shown}" if option else f"{name} {shown}")
+        parts.append(f"{name}={text}" if option else f"{name} {text}")
     return ", ".join(parts)
 
 

@@ -24,7 +24,7 @@ def describe_unequal_networks(networks: Sequence[Network], *, dense: bool = Fals
     lines = [
         _format_host(host, facts)
         for host, facts in _groups(networks, dense)
-        if len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
+        if len({json.dumps(entry, sort_keys=True) for entry in facts.values()}) > 1
     ]
     return f"not on equal terms apart from the mixer: {'; '.join(lines)}" if lines else None
 
@@ -39,10 +39,10 @@ def describe_differences(networks: Sequence[Network], *, dense: bool = False) ->
     line = describe_unequal_networks(networks, dense=dense)
     notes: list[str | None] = []
     for host, facts in _groups(networks, dense):
-        differ = len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
+        differ = len({json.dumps(entry, sort_keys=True) for entry in facts.values()}) > 1
         if not differ and host not in facts:  # the host itself is not listed, so notes are needed
-            own = [one for one in networks if network_label(one) in facts]
-            notes += [_unlike(name, json.dumps(options), dense) for name, options in own]
+            variants = [network for network in networks if network_label(network) in facts]
+            notes += [_unlike(name, json.dumps(options), dense) for name, options in variants]
     sentences = list(dict.fromkeys(filter(None, notes)))
     more = [f"and {len(sentences) - MOST} more differ from their hosts"]
     return [*([line] if line else []), *sentences[:MOST], *(more if len(sentences) > MOST else [])]
@@ -55,21 +55,21 @@ def _groups(
     from backbones.registry import look_up
 
     hosts: dict[tuple[str, str], list[Network]] = {}
-    for name, own in networks:
-        others = {key: value for key, value in own.items() if key not in ("mixer", "token_mixer")}
-        alike = (look_up(name)[0].name, json.dumps(others, sort_keys=True))
-        hosts.setdefault(alike, []).append((name, own))
+    for name, options in networks:
+        rest = {key: value for key, value in options.items() if key not in ("mixer", "token_mixer")}
+        key = (look_up(name)[0].name, json.dumps(rest, sort_keys=True))
+        hosts.setdefault(key, []).append((name, options))
     for (host, _), group in hosts.items():
-        yield host, {network_label(one): _facts(one[0], json.dumps(one[1]), dense) for one in group}
+        yield host, {network_label(net): _facts(net[0], json.dumps(net[1]), dense) for net in group}
 
 
 def _format_host(host: str, facts: Mapping[str, Mapping[str, Any]]) -> str:
     """Format ``deit_t with class tokens 1 (deit_t), with class tokens 0 (deit_t_iffn)``."""
-    differ = [key for key in FACTS if len({str(own[key]) for own in facts.values()}) > 1]
-    shown = [key for key in differ if key != "host_parameters"] or differ
+    differ = [key for key in FACTS if len({str(entry[key]) for entry in facts.values()}) > 1]
+    keys = [key for key in differ if key != "host_parameters"] or differ
     groups: dict[str, list[str]] = {}
-    for name, own in facts.items():
-        words = ", ".join(f"{FACTS[key]} {own[key]}" for key in shown)
+    for name, entry in facts.items():
+        words = ", ".join(f"{FACTS[key]} {entry[key]}" for key in keys)
         groups.setdefault(words, []).append(name)
     return f"{host} " + ", ".join(f"with {key} ({_few(names)})" for key, names in groups.items())
 
@@ -85,9 +85,9 @@ def _unlike(name: str, options: str, dense: bool) -> str | None:
     from backbones import create_backbone
     from backbones.analysis.description import unlike_host
 
-    given = json.loads(options)
+    values = json.loads(options)
     with torch.device("meta"):
-        return unlike_host(create_backbone(name, dense=dense, **given), given | {"dense": dense})
+        return unlike_host(create_backbone(name, dense=dense, **values), values | {"dense": dense})
 
 
 @functools.cache

@@ -61,24 +61,24 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     target = data_set(run.config.get("data._target_"))
     if name is None:
         return None
-    what = f"{run.folder}: not compared with {name}, Table {table}"
+    start = f"{run.folder}: not compared with {name}, Table {table}"
     if not _is_published_data(run):
-        made = "sample data" if str(target).startswith(SAMPLE) else str(target).rpartition(".")[2]
-        notes.append(f"{what}: made on {made}, not on the paper's data")
+        source = "sample data" if str(target).startswith(SAMPLE) else str(target).rpartition(".")[2]
+        notes.append(f"{start}: made on {source}, not on the paper's data")
         return None
     if run.host is None:
-        notes.append(f"{what}: backbone {run.config['backbone.name']} is not in this checkout")
+        notes.append(f"{start}: backbone {run.config['backbone.name']} is not in this checkout")
         return None
     row = _claimed(run)
     if row is None:
-        notes.append(f"{what}: the paper lacks a row of this backbone and task")
+        notes.append(f"{start}: the paper lacks a row of this backbone and task")
         return None
     if target != published_test_set(row)[0]:
         return None
-    other = _differences(run, row)
-    other = _other_figures(row) or other
-    if other:
-        notes.append(f"{what}: {_few(other)}")
+    reasons = _differences(run, row)
+    reasons = _other_figures(row) or reasons
+    if reasons:
+        notes.append(f"{start}: {_few(reasons)}")
         return None
     return Figures(row, _metrics(row, run))
 
@@ -123,22 +123,22 @@ def compare_with_row(config: RunConfig, summary: Mapping[str, Any]) -> dict[str,
             groups = (
                 () if trained is None else None
             )  # the training of a foreign checkpoint is unknown
-    other: list[str] = []
+    reasons: list[str] = []
     if row is None and not on_sets:
-        row, other = _changed(run)
+        row, reasons = _renamed_row(run)
     if row is None:
         return None
-    why_not = other or _other_figures(row) or _other_data(run, row)
+    why_not = reasons or _other_figures(row) or _other_data(run, row)
     why_not = why_not or _differences(run, row, groups)
-    theirs = _metrics(row, run)
+    figures = _metrics(row, run)
     metrics = {}
-    for name, value in theirs.items():
+    for name, value in figures.items():
         ours = summary["metrics"].get(name)
         metrics[name] = {"paper": value, "ours": ours}
         if ours is not None and not why_not:
             metrics[name]["difference"] = ours - value
-    found = {"row": str(Figures(row, theirs)), "experiment": row.name, "metrics": metrics}
-    return found | ({"why_not": _few(why_not)} if why_not else {})
+    comparison = {"row": str(Figures(row, figures)), "experiment": row.name, "metrics": metrics}
+    return comparison | ({"why_not": _few(why_not)} if why_not else {})
 
 
 def published_test_set(row: Row) -> tuple[str, int]:
@@ -156,7 +156,7 @@ def _published(task: str) -> Published:
 def data_set(target: object) -> str:
     """Return the data module that represents a dataset, whatever its file format."""
     published = filter(None, (family.published for family in families().values()))
-    return next((one.data for one in published if target in one.containers), str(target))
+    return next((entry.data for entry in published if target in entry.containers), str(target))
 
 
 def _is_suite(task: str, target: object) -> bool:
@@ -168,7 +168,7 @@ def _is_suite(task: str, target: object) -> bool:
 def _figures_on_sets(task: str) -> set[str]:
     """Return the metrics that a suite of test sets gives besides the usual one."""
     family = find_family(task)
-    return {one.name for one in family.metrics if one.data_set} - {family.table_metric}
+    return {metric.name for metric in family.metrics if metric.data_set} - {family.table_metric}
 
 
 def _is_published_data(run: RunRecord) -> bool:
@@ -195,25 +195,25 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
         metric: Our name of it.
         cost: "params" or "flops", in M and G as the papers print them.
     """
-    found: dict[tuple[str, float, float], set[str]] = {}  # papers print each other's rows
+    spots: dict[tuple[str, float, float], set[str]] = {}  # papers print each other's rows
     for run in runs:
         if not _is_published_data(run):
             continue
         for paper in list_papers():
             for row in _rows(paper, run):
                 value = _metrics(row, run).get(metric)
-                same = published_test_set(row)[0] == data_set(run.config.get("data._target_"))
-                if same and value is not None and cost in row.reported:
+                fits = published_test_set(row)[0] == data_set(run.config.get("data._target_"))
+                if fits and value is not None and cost in row.reported:
                     point = (row.backbone, row.reported[cost], value)
-                    found.setdefault(point, set()).add(paper.upper())
-    return [(f"{name} ({', '.join(sorted(who))})", x, y) for (name, x, y), who in found.items()]
+                    spots.setdefault(point, set()).add(paper.upper())
+    return [(f"{name} ({', '.join(sorted(who))})", x, y) for (name, x, y), who in spots.items()]
 
 
 def _rows(paper: str, run: RunRecord) -> list[Row]:
     """Return the rows of a paper with the backbone, task, head and options of a run."""
     if paper not in list_papers() or run.host is None:  # its default options are unknown
         return []
-    chosen = [
+    rows = [
         row
         for row in load_rows(paper, run.task)
         if row.backbone == run.config["backbone.name"]
@@ -224,7 +224,7 @@ def _rows(paper: str, run: RunRecord) -> list[Row]:
         )
         and row.image_size in (224, run.config.get("data.image_size"))
     ]
-    return [row for row in chosen if _has_options(run, row)]
+    return [row for row in rows if _has_options(run, row)]
 
 
 def _has_options(run: RunRecord, row: Row) -> bool:
@@ -232,18 +232,18 @@ def _has_options(run: RunRecord, row: Row) -> bool:
     from backbones import backbone_schema
 
     usual = flatten(dict(backbone_schema(row.backbone)))
-    named = flatten(dict(row.options)) if row.options else {}
-    named.pop("fused", None)  # papers count the fused form, which is never trained
-    token = named.pop("token_mixer", None)
+    row_options = flatten(dict(row.options)) if row.options else {}
+    row_options.pop("fused", None)  # papers count the fused form, which is never trained
+    token = row_options.pop("token_mixer", None)
     if token is not None:
-        named["token_mixer.name"] = token
+        row_options["token_mixer.name"] = token
     if usual.pop("token_mixer", "") is None and f"{TOKEN_MIXER}.name" in run.config:
-        named.setdefault("token_mixer.name", None)
+        row_options.setdefault("token_mixer.name", None)
     if isinstance(run.config.get(TOKEN_MIXER), list):  # no paper's row has one mixer per stage
         return False
     mixers = {key: value for key, value in usual.items() if key.split(".")[0] in MIXERS}
     return all(
-        run.config.get(f"backbone.{key}") == value for key, value in (mixers | named).items()
+        run.config.get(f"backbone.{key}") == value for key, value in (mixers | row_options).items()
     )
 
 
@@ -253,13 +253,13 @@ def _metrics(row: Row, run: RunRecord) -> dict[str, float]:
     on_sets = _is_suite(run.task, run.config.get("data._target_"))
     # Elsewhere the run has one set, which gives the usual metric.
     sets = run.config["data.sets"] if on_sets else [family.metric(family.table_metric).data_set]
-    found = {
-        one.name: row.metrics[one.published] / one.scale
-        for one in family.metrics
-        if one.published in row.metrics and (one.data_set or sets[0]) in sets
+    metrics = {
+        metric.name: row.metrics[metric.published] / metric.scale
+        for metric in family.metrics
+        if metric.published in row.metrics and (metric.data_set or sets[0]) in sets
     }
     probed = f"top1_{run.config.get('protocol')}"
-    return found | ({"top1": row.metrics[probed]} if probed in row.metrics else {})
+    return metrics | ({"top1": row.metrics[probed]} if probed in row.metrics else {})
 
 
 def _claimed(run: RunRecord) -> Row | None:
@@ -267,24 +267,26 @@ def _claimed(run: RunRecord) -> Row | None:
     experiment = run.config.get("paper.experiment")
     if experiment is not None:
         row = experiments().get(str(experiment))
-        own = row is not None and (row.task, row.backbone) == (
+        is_same_network = row is not None and (row.task, row.backbone) == (
             run.task,
             run.config["backbone.name"],
         )
-        return row if own else None
+        return row if is_same_network else None
     rows = _rows(str(run.config.get("paper.name")), run)
     return next((row for row in rows if row.table == run.config.get("paper.table")), None)
 
 
-def _changed(run: RunRecord) -> tuple[Row | None, list[str]]:
+def _renamed_row(run: RunRecord) -> tuple[Row | None, list[str]]:
     """Return the row that a run names but with another task or backbone, and the difference."""
     row = experiments().get(str(run.config.get("paper.experiment")))
     if row is None:
         return None, []
-    own = {"task": run.task, "backbone": run.config["backbone.name"]}
-    meant = {"task": row.task, "backbone": row.backbone}
+    settings = {"task": run.task, "backbone": run.config["backbone.name"]}
+    row_settings = {"task": row.task, "backbone": row.backbone}
     return row, [
-        f"{key}={own[key]} instead of {meant[key]}" for key in own if own[key] != meant[key]
+        f"{key}={settings[key]} instead of {row_settings[key]}"
+        for key in settings
+        if settings[key] != row_settings[key]
     ]
 
 
@@ -320,8 +322,8 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
         return ["trained on sample data; not comparable with the paper"]
     if _is_suite(run.task, target):
         return _other_sets(run)
-    wanted, count = published_test_set(row)
-    if data_set(target) != wanted:
+    test_set, count = published_test_set(row)
+    if data_set(target) != test_set:
         return [f"made on {target.rpartition('.')[2]}, not on the paper's data"]
     images = run.summary.get("data", {}).get("samples", {}).get("val")
     if images not in (None, count):
@@ -340,9 +342,9 @@ def _other_sets(run: RunRecord) -> list[str]:
     sets, root = run.config["data.sets"], run.config["data.root"]
     if "imagenet_c" not in sets:
         return []
-    given = run.config.get("data.roots.imagenet_c")
+    path = run.config.get("data.roots.imagenet_c")
     folder = locate_set(
-        "imagenet_c", None if root is None else Path(root), given, alone=len(sets) == 1
+        "imagenet_c", None if root is None else Path(root), path, alone=len(sets) == 1
     )
     if folder is not None and (folder / NOTE).is_file():
         return ["imagenet_c is a copy made by tools/corrupt.py"]
@@ -372,24 +374,24 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     register_groups()
 
     # Settings that the paper leaves open are those of the run.
-    given = [
+    words = [
         f"{key}={run.config[key]}"
         for key in row.train.needs
         if "." in key and run.config.get(key) is not None
     ]
     composed: Any = OmegaConf.to_container(
-        compose_config([f"experiment={experiment}", *given]), resolve=True
+        compose_config([f"experiment={experiment}", *words]), resolve=True
     )
     composed.pop("recipe", None)
-    meant = apply_fixed_schedule(RunConfig(**composed)).plain()
-    free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
+    row_settings = apply_fixed_schedule(RunConfig(**composed)).plain()
+    free_keys = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
     target = run.config.get("data._target_")
     if _is_suite(run.task, target) or data_set(target) == published_test_set(row)[0]:
-        free |= {"data._target_"}
+        free_keys |= {"data._target_"}
     differ = [
         f"{key}={run.config[key]} instead of {value}"
-        for key, value in flatten(meant).items()
-        if key in run.config and key not in free and not may_differ(key)
+        for key, value in flatten(row_settings).items()
+        if key in run.config and key not in free_keys and not may_differ(key)
         and not (value == REQUIRED and run.config[key])
         and (groups is None or key.partition(".")[0] in groups)
         and (run.config[key] or None) != (value or None)

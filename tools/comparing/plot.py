@@ -90,7 +90,7 @@ def plot(
     axis.margins(x=0.14, y=0.12)
     _draw_front(axis, ours, metric_direction(rows[0].first.task, metric))
     _finish(axis)
-    labels = [(_named(row), x, y) for row, (x, y) in zip(rows, ours, strict=True)]
+    labels = [(_full_name(row), x, y) for row, (x, y) in zip(rows, ours, strict=True)]
     nameless = _place_labels(figure, axis, labels, reported)
     if nameless:
         notes.append(
@@ -138,8 +138,8 @@ def plot_setting(
 
     rows = [row for row in rows if metric in row.mean]
     values = [setting(row.first, key)[1] for row in rows]
-    numeric = all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
-    names = list(dict.fromkeys("null" if one is None else str(one) for one in values))
+    numeric = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+    names = list(dict.fromkeys("null" if value is None else str(value) for value in values))
     places = values if numeric else [names.index("null" if v is None else str(v)) for v in values]
     series: dict[str, list[tuple[float, Row]]] = {}
     for place, row in zip(places, rows, strict=True):
@@ -212,7 +212,7 @@ def _save(figure: Any, path: Path) -> None:
         plt.close(figure)
 
 
-def _named(row: Row) -> str:
+def _full_name(row: Row) -> str:
     """Return a row's name, with its letter of equal terms."""
     return f"{row.name} ({row.terms})" if row.terms else row.name
 
@@ -268,8 +268,8 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
             "plot=params or plot=macs, which the runs have recorded"
         )
     seconds = interleave(list(steps.values()), ROUNDS, "cpu")
-    found = dict(zip(steps, (1e3 * statistics.median(one) for one in seconds), strict=True))
-    return [(row, found[key]) for row, key in keys]
+    latencies = dict(zip(steps, (1e3 * statistics.median(times) for times in seconds), strict=True))
+    return [(row, latencies[key]) for row, key in keys]
 
 
 def _input_shape(name: str, size: tuple[int, ...]) -> tuple[int, ...]:
@@ -313,8 +313,8 @@ def _draw_front(axis: Any, ours: Sequence[tuple[float, float]], direction: Direc
     """Draw the Pareto front: steps from each best point to the next, and to the edge."""
     front = [ours[index] for index in pareto(ours, direction)]
     axis.autoscale_view()
-    left, right = axis.get_xlim()
-    axis.set_xlim(left, right)
+    start, right = axis.get_xlim()
+    axis.set_xlim(start, right)
     x, y = zip(*front, (right, front[-1][1]), strict=True)
     axis.plot(x, y, drawstyle="steps-post", color="#a0a0a0", lw=1.2, ls=(0, (4, 3)), zorder=1,
               label="best for its cost (Pareto)")  # fmt: skip
@@ -331,12 +331,12 @@ def _draw_rows(
     colours: Mapping[str, str] = {
         host: COLOURS[number % len(COLOURS)] for number, host in enumerate(dict.fromkeys(hosts))
     }
-    shown: set[str] = set()
+    labels: set[str] = set()
     for row, host, (x, y) in zip(rows, hosts, ours, strict=True):
         axis.errorbar(x, y, yerr=row.deviation[metric], fmt="o", ms=7, color=colours[host],
                       mec="white", mew=0.8, ecolor=colours[host], elinewidth=1.2, capsize=3,
-                      zorder=4, label=None if host in shown else host)  # fmt: skip
-        shown.add(host)
+                      zorder=4, label=None if host in labels else host)  # fmt: skip
+        labels.add(host)
 
 
 def _set_scale(axis: Any, costs: Sequence[float]) -> None:
@@ -370,7 +370,7 @@ def _place_labels(
     dots = [to_pixels((x, y)) for _, x, y in (*ours, *reported)]
     points_taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in dots]
     legend = axis.get_legend()
-    taken = [legend.get_window_extent(renderer)] if legend else []
+    areas = [legend.get_window_extent(renderer)] if legend else []
     marks = [("#222222", 8.5, *item) for item in ours]
     marks += [("#666666", 6.5, *item) for item in reported]
     left_out = []
@@ -378,16 +378,16 @@ def _place_labels(
         trial = _label(axis, name, (x, y), (0, 0), colour, size)
         box = text_extent(trial)
         trial.remove()
-        others = np.array([other.extents for other in (*taken, *points_taken)])
+        obstacles = np.array([extent.extents for extent in (*areas, *points_taken)])
         for place in PLACES:
             corner = _corner(to_pixels((x, y)), place, box, figure.dpi / 72)
             area = Bbox.from_bounds(*corner, box.width, box.height).padded(2.5)
             inside = frame.x0 <= area.x0 and area.x1 <= frame.x1
             inside = inside and frame.y0 <= area.y0 and area.y1 <= frame.y1
-            apart = (area.x0 > others[:, 2]) | (area.x1 < others[:, 0])
-            apart |= (area.y0 > others[:, 3]) | (area.y1 < others[:, 1])
-            if inside and apart.all():
-                taken.append(area)
+            is_clear = (area.x0 > obstacles[:, 2]) | (area.x1 < obstacles[:, 0])
+            is_clear |= (area.y0 > obstacles[:, 3]) | (area.y1 < obstacles[:, 1])
+            if inside and is_clear.all():
+                areas.append(area)
                 _label(axis, name, (x, y), place, colour, size)
                 break
         else:
@@ -400,8 +400,8 @@ def _corner(
 ) -> tuple[float, float]:
     """Return the lower left corner, in pixels, of a label at an offset from its point."""
     x, y = (start + scale * move for start, move in zip(point, place, strict=True))
-    left = x if place[0] > 0 else x - box.width if place[0] < 0 else x - box.width / 2
-    return left, y if place[1] > 0 else y - box.height
+    start = x if place[0] > 0 else x - box.width if place[0] < 0 else x - box.width / 2
+    return start, y if place[1] > 0 else y - box.height
 
 
 def _label(

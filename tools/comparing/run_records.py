@@ -65,20 +65,20 @@ def find_runs(places: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: A place does not exist, or none has a run.
     """
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for place in places:
         path = Path(place).expanduser()
-        here = [path] if path.exists() else sorted(Path(path.anchor).glob(_relative(path)))
-        if not here:
+        matches = [path] if path.exists() else sorted(Path(path.anchor).glob(_relative(path)))
+        if not matches:
             raise ValueError(
                 f"{place} does not exist; pass run folders, folders that contain them, or patterns "
                 "such as 'outputs/detection/swin_*'"
             )
-        for path in here:
-            found |= dict.fromkeys(_below(path))
-    if not found:
+        for path in matches:
+            folders |= dict.fromkeys(_below(path))
+    if not folders:
         raise ValueError(f"{', '.join(places)}: no run folder found (a {CONFIG} is missing)")
-    return sorted(found)
+    return sorted(folders)
 
 
 def _relative(path: Path) -> str:
@@ -88,12 +88,12 @@ def _relative(path: Path) -> str:
 def _below(path: Path) -> list[Path]:
     if path.is_dir() and _is_run([inside.name for inside in path.iterdir()]):
         return [path.resolve()]
-    found = []
+    folders = []
     for folder, names, files in os.walk(path):
         if _is_run(files):
-            found.append(Path(folder).resolve())
+            folders.append(Path(folder).resolve())
             names.clear()
-    return found
+    return folders
 
 
 def _is_run(files: Sequence[str]) -> bool:
@@ -123,8 +123,8 @@ def read_run(folder: Path) -> RunRecord:
     figures = {name: summary[name] for name in ("parameters", "backbone_macs", "seconds")}
     wrong = [name for name, value in (metrics | figures).items() if not abs(value) < ENDLESS]
     if wrong or not metrics:
-        what = f"{', '.join(wrong)} must be a finite number" if wrong else "no metric was evaluated"
-        return RunRecord(folder, "failed", what, config, summary, metrics)
+        note = f"{', '.join(wrong)} must be a finite number" if wrong else "no metric was evaluated"
+        return RunRecord(folder, "failed", note, config, summary, metrics)
     return RunRecord(folder, "finished", "", config, summary, metrics)
 
 

@@ -80,18 +80,18 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
     if not finished:
         raise ValueError(f"none of {len(runs)} runs is a finished training run")
     notes: list[str] = []
-    free = options["free"].split(",") if options["free"] else []
+    free_keys = options["free"].split(",") if options["free"] else []
     axis = "" if options["plot"] in COSTS else options["plot"]
     tables: list[Table] = []
     refuse_unknown_metrics(finished, options["metric"])
     for task in sorted({run.task for run in finished}):
-        own = [run for run in finished if run.task == task]
-        by = options["by"].split(",") if options["by"] else _usual_labels(own)
+        task_runs = [run for run in finished if run.task == task]
+        by = options["by"].split(",") if options["by"] else _usual_labels(task_runs)
         by += [axis] if axis and axis not in by else []
-        refuse_unknown(own, [*by, *free, *([axis] if axis else [])])
+        refuse_unknown(task_runs, [*by, *free_keys, *([axis] if axis else [])])
         groups = [
-            (evaluation, make_rows(runs, by, free, notes))
-            for evaluation, runs in group_by_evaluation(own, free)
+            (evaluation, make_rows(runs, by, free_keys, notes))
+            for evaluation, runs in group_by_evaluation(task_runs, free_keys)
         ]
         metrics = chosen_metrics([row for _, rows in groups for row in rows], task,
                                  options["metric"])  # fmt: skip
@@ -158,9 +158,9 @@ def _print(tables: Sequence[Table], form: str) -> None:
         "json",
         "csv",
     ):  # one document; missing figures become empty fields
-        records = [one for table in tables for one in table.records]
-        keys = dict.fromkeys(key for one in records for key in one)
-        write([{key: one.get(key) for key in keys} for one in records], form, {})
+        records = [record for table in tables for record in table.records]
+        keys = dict.fromkeys(key for record in records for key in record)
+        write([{key: record.get(key) for key in keys} for record in records], form, {})
         return
     for number, table in enumerate(tables):
         if len(tables) > 1:
@@ -179,16 +179,16 @@ def _plots(tables: Sequence[Table], options: dict[str, str], notes: list[str]) -
 
     cost = options["plot"]
     for task in dict.fromkeys(table.task for table in tables):
-        own = [table for table in tables if table.task == task]
-        for number, table in enumerate(own, start=1):
-            runs = [run for other in own for row in other.rows for run in row.runs]
+        task_tables = [table for table in tables if table.task == task]
+        for number, table in enumerate(task_tables, start=1):
+            runs = [run for sibling in task_tables for row in sibling.rows for run in row.runs]
             if not any(table.metrics[0] in row.mean for row in table.rows):
                 notes.append(f"task={task} lacks {table.metrics[0]}, so that its plot is left out")
                 continue
             parent = os.path.commonpath([run.folder.parent for run in runs])
             path = Path(options["out"] or f"{parent}/results_{task}_{cost}.png")
-            words = [task] if options["out"] and len(own) < len(tables) else []
-            words += [str(number)] if len(own) > 1 else []
+            words = [task] if options["out"] and len(task_tables) < len(tables) else []
+            words += [str(number)] if len(task_tables) > 1 else []
             path = path.with_name("_".join([path.stem, *words]) + path.suffix)
             notes += plot(
                 table.rows, table.metrics[0], cost, path, heading=table.heading,

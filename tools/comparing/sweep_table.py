@@ -60,7 +60,7 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
         outcomes: Results of the runs, with the run folder of each.
         swept: The settings that differ between the runs; they name the rows.
     """
-    folders = [Path(one["folder"]) for one in outcomes if one["folder"]]
+    folders = [Path(outcome["folder"]) for outcome in outcomes if outcome["folder"]]
     runs = [read_run(folder) for folder in folders]
     finished = [run for run in runs if run.status == "finished"]
     if not finished:

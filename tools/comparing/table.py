@@ -67,25 +67,25 @@ class Row:
 
 
 def make_rows(
-    runs: Sequence[RunRecord], by: Sequence[str], free: Sequence[str], notes: list[str]
+    runs: Sequence[RunRecord], by: Sequence[str], free_keys: Sequence[str], notes: list[str]
 ) -> list[Row]:
     """Group finished runs of one evaluation, and average each group over its seeds.
 
     Args:
         runs: Runs of one task and evaluation.
         by: Settings that name the rows, dotted or one of ``ALIASES``.
-        free: Settings that may differ within a row, besides those without effect on results.
+        free_keys: Settings that may differ within a row, besides those without effect on results.
         notes: Gets a sentence for each split or left out run.
     """
     groups: dict[str, list[RunRecord]] = {}
     for run in _drop_defaults(runs, by):
-        groups.setdefault(json.dumps(identity(run, free), sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(identity(run, free_keys), sort_keys=True), []).append(run)
     rows = []
-    for group in (part for whole in groups.values() for part in _split_by_code(whole)):
+    for group in (part for equal_runs in groups.values() for part in _split_by_code(equal_runs)):
         label = tuple(_value(group[0], key) for key in by)
         rows.append(Row(label, _one_per_seed(group, notes)))
     rows.sort(key=lambda row: row.label)
-    _describe_differences(rows, free, notes)
+    _describe_differences(rows, free_keys, notes)
     for row in rows:
         _name_counted(row)
         _average(row, notes)
@@ -101,9 +101,9 @@ def _split_by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     parts: list[list[RunRecord]] = []
     older = [run for run in runs if FINGERPRINT not in run.summary]
     for run in (run for run in runs if FINGERPRINT in run.summary):
-        own = run.summary[FINGERPRINT]
-        alike = (part for part in parts if not first_change(part[0].summary[FINGERPRINT], own))
-        part = next(alike, None)
+        code = run.summary[FINGERPRINT]
+        matches = (part for part in parts if not first_change(part[0].summary[FINGERPRINT], code))
+        part = next(matches, None)
         if part is None:
             parts.append(part := [])
         part.append(run)
@@ -123,22 +123,22 @@ def refuse_unknown(runs: Sequence[RunRecord], keys: Sequence[str]) -> None:
     Raises:
         ValueError: A setting is unknown to all runs.
     """
-    found = (key for run in runs for key in (*run.config, *_typed(run)))
-    known = sorted({*ALIASES, "data", *found})
+    run_keys = (key for run in runs for key in (*run.config, *_typed_options(run)))
+    names = sorted({*ALIASES, "data", *run_keys})
     for key in keys:
-        if key not in known:
+        if key not in names:
             from backbones.options import unknown  # imports torch
 
             raise ValueError(
-                unknown("setting of these runs", key, known, "see a run's config.yaml")
+                unknown("setting of these runs", key, names, "see a run's config.yaml")
             )
 
 
-def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
+def identity(run: RunRecord, free_keys: Sequence[str] = ()) -> dict[str, Any]:
     """Return everything that makes a run another experiment: settings, data and network."""
     sample = uses_sample_data(run)
-    paths = [setting(run, key)[0] for key in free if key not in COUNTED]
-    same = {
+    paths = [setting(run, key)[0] for key in free_keys if key not in COUNTED]
+    settings = {
         key: value
         for key, value in run.config.items()
         if value is not None and key != "seed" and key not in paths and not may_differ(key)
@@ -146,13 +146,13 @@ def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
     # Sample data is the same in any folder; for real data another folder may be another dataset.
     root = None if sample or "data.root" in paths else run.config.get("data.root")
     for key, usual in COUNTED.items():
-        if same.get(key) == usual:  # older runs lack the setting
-            del same[key]
+        if settings.get(key) == usual:  # older runs lack the setting
+            del settings[key]
     images = (run.summary.get("data") or {}).get("samples") or {}
-    own = {"data.root": root, "parameters": run.summary["parameters"]}
+    data = {"data.root": root, "parameters": run.summary["parameters"]}
     # Another name for each equation of the same settings, see ``_split_by_code``.
     code = run.summary.get("code")
-    return same | own | {"training images": images.get("train"), "code": code}
+    return settings | data | {"training images": images.get("train"), "code": code}
 
 
 def setting(run: RunRecord, key: str) -> tuple[str, Any]:
@@ -164,14 +164,14 @@ def setting(run: RunRecord, key: str) -> tuple[str, Any]:
         token = run.config.get(f"{TOKEN_MIXER}.name") or run.config.get(TOKEN_MIXER)
         name = name_with_model(run.config[path], run.config.get(MODEL))
         return path, network_name(name, token, run.config.get("backbone.mixer"))
-    if path not in run.config and key in _typed(run):
-        return path, _typed(run)[key]
+    if path not in run.config and key in _typed_options(run):
+        return path, _typed_options(run)[key]
     if key == "head" and path not in run.config:
         return path, str(run.config.get("head._target_", "")).rpartition(".")[2]
     return path, run.config.get(path)
 
 
-def _typed(run: RunRecord) -> dict[str, str]:
+def _typed_options(run: RunRecord) -> dict[str, str]:
     """Return the typed options, such as the recipe, which the config does not keep."""
     words = run.config.get("overrides") or ()
     return dict(str(word).lstrip("+").partition("=")[::2] for word in words)
@@ -179,21 +179,21 @@ def _typed(run: RunRecord) -> dict[str, str]:
 
 def _drop_defaults(runs: Sequence[RunRecord], by: Sequence[str]) -> list[RunRecord]:
     """Drop options with default values that other runs lack."""
-    named = {MODEL, *(ALIASES.get(key, key) for key in by)}
+    label_keys = {MODEL, *(ALIASES.get(key, key) for key in by)}
     configs = drop_defaults([dict(run.config) for run in runs])
-    kept = [{key: run.config[key] for key in named & run.config.keys()} for run in runs]
+    labels = [{key: run.config[key] for key in label_keys & run.config.keys()} for run in runs]
     return [
-        replace(run, config=config | own)
-        for run, config, own in zip(runs, configs, kept, strict=True)
+        replace(run, config=config | label)
+        for run, config, label in zip(runs, configs, labels, strict=True)
     ]
 
 
 def _value(run: RunRecord, key: str) -> str:
     value = setting(run, key)[1]
-    return "-" if value is None else _short(value)
+    return "-" if value is None else _shorten(value)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = "null" if value is None else str(value)
     text = text.lower() if isinstance(value, bool) else text
     return text if len(text) <= 40 else f"...{text[-37:]}"
@@ -213,43 +213,43 @@ def _one_per_seed(runs: Sequence[RunRecord], notes: list[str]) -> list[RunRecord
     return list(latest.values())
 
 
-def _describe_differences(rows: Sequence[Row], free: Sequence[str], notes: list[str]) -> None:
+def _describe_differences(rows: Sequence[Row], free_keys: Sequence[str], notes: list[str]) -> None:
     """Name the differences between rows with equal labels, which were not averaged."""
     labels: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         labels.setdefault(row.label, []).append(row)
-    for label, alike in labels.items():
-        if len(alike) == 1:
+    for label, group in labels.items():
+        if len(group) == 1:
             continue
-        settings = [identity(row.first, free) for row in alike]
-        keys = sorted({key for one in settings for key in one})
-        differ = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
+        settings = [identity(row.first, free_keys) for row in group]
+        keys = sorted({key for item in settings for key in item})
+        differ = [key for key in keys if len({json.dumps(item.get(key)) for item in settings}) > 1]
         if len(differ) > 1:  # follows from the others
             differ = [key for key in differ if key != "parameters"]
         words = differ[:3]
         for key in differ[3:]:  # until no two rows have one label
             if _count_labels(settings, words) < _count_labels(settings, [*words, key]):
                 words.append(key)
-        for row, own in zip(alike, settings, strict=True):
-            shown = [f"{key}={_short(own.get(key, COUNTED.get(key)))}" for key in words]
+        for row, item in zip(group, settings, strict=True):
+            changes = [f"{key}={_shorten(item.get(key, COUNTED.get(key)))}" for key in words]
             more = [f"and {len(differ) - len(words)} more"] if differ[len(words) :] else []
-            row.settings = " ".join([*shown, *more])
+            row.settings = " ".join([*changes, *more])
         notes.append(
-            f"{' '.join(label)}: {sum(len(row.runs) for row in alike)} runs are not averaged "
+            f"{' '.join(label)}: {sum(len(row.runs) for row in group)} runs are not averaged "
             f"together, they differ in {', '.join(differ[:8])}{' and more' * (len(differ) > 8)}"
         )
 
 
 def _count_labels(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
     """Return the number of different rows by the values of some keys."""
-    return len({json.dumps([one.get(key) for key in keys]) for one in settings})
+    return len({json.dumps([row.get(key) for key in keys]) for row in settings})
 
 
 def _name_counted(row: Row) -> None:
     for key, usual in COUNTED.items():
         value = row.first.config.get(key, usual)
         if value != usual and key not in row.settings:
-            row.settings = f"{key}={_short(value)} {row.settings}".strip()
+            row.settings = f"{key}={_shorten(value)} {row.settings}".strip()
 
 
 def _average(row: Row, notes: list[str]) -> None:
@@ -272,12 +272,12 @@ def chosen_metrics(rows: Sequence[Row], task: str, requested: str) -> list[str]:
     Raises:
         ValueError: The runs share no metric.
     """
-    known = list(dict.fromkeys(name for row in rows for name in row.mean))
-    if not known:
+    names = list(dict.fromkeys(name for row in rows for name in row.mean))
+    if not names:
         raise ValueError(f"the runs of task={task} that share a row must share a metric")
     family = families().get(task)
-    usual = family.table_metric if family else known[0]
-    return requested.split(",") if requested else [usual if usual in known else known[0]]
+    usual = family.table_metric if family else names[0]
+    return requested.split(",") if requested else [usual if usual in names else names[0]]
 
 
 def refuse_unknown_metrics(runs: Sequence[RunRecord], requested: str) -> None:
@@ -286,12 +286,12 @@ def refuse_unknown_metrics(runs: Sequence[RunRecord], requested: str) -> None:
     Raises:
         ValueError: No run has a metric.
     """
-    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     tasks = ", ".join(sorted({run.task for run in runs}))
     for name in requested.split(",") if requested else ():
-        if name not in known:
+        if name not in names:
             raise ValueError(
-                f"no run of task={tasks} has a metric {name!r}; known: {listed(known)}"
+                f"no run of task={tasks} has a metric {name!r}; known: {listed(names)}"
             )
 
 
@@ -321,15 +321,15 @@ def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, 
     """Return a row as a record for ``tools.cli.tables``."""
     first = row.first
     size = first.summary.get("macs_at", (None, None))
-    shown: dict[str, Any] = {"task": first.task}
-    shown |= dict(zip(by, row.label, strict=True))
-    shown |= {"settings": row.settings, "runs": len(row.runs)}
+    figures: dict[str, Any] = {"task": first.task}
+    figures |= dict(zip(by, row.label, strict=True))
+    figures |= {"settings": row.settings, "runs": len(row.runs)}
     for name in metrics:
-        shown |= {name: row.mean.get(name), f"{name}_std": row.deviation.get(name)}
+        figures |= {name: row.mean.get(name), f"{name}_std": row.deviation.get(name)}
         paper = row.paper.metrics.get(name) if row.paper else None
         difference = row.mean[name] - paper if paper is not None and name in row.mean else None
-        shown |= {f"{name}_paper": paper, f"{name}_difference": difference}
-    return shown | {
+        figures |= {f"{name}_paper": paper, f"{name}_difference": difference}
+    return figures | {
         "paper": str(row.paper) if row.paper else None,
         "parameters_m": row.average("parameters") / 1e6,
         "backbone_macs_g": row.average("backbone_macs") / 1e9,
@@ -344,5 +344,5 @@ def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, 
 def _folder(row: Row) -> str:
     """Return the folder of a row's last run, as typed from here, and the number of others."""
     folder = row.runs[-1].folder
-    here = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    return f"{here} and {len(row.runs) - 1} more" if len(row.runs) > 1 else str(here)
+    path = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    return f"{path} and {len(row.runs) - 1} more" if len(row.runs) > 1 else str(path)

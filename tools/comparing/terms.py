@@ -82,12 +82,12 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
         return []
     lines = []
     if letters:
-        named = "; ".join(f"{letter}: {', '.join(names)}" for letter, names in letters.items())
-        lines.append(f"on equal terms apart from the mixer: {named}")
-    unknown = [row.name for row in rows if comparison_terms(row.first)[COUNT] == UNKNOWN]
-    if unknown:
+        text = "; ".join(f"{letter}: {', '.join(names)}" for letter, names in letters.items())
+        lines.append(f"on equal terms apart from the mixer: {text}")
+    rest = [row.name for row in rows if comparison_terms(row.first)[COUNT] == UNKNOWN]
+    if rest:
         lines.append(
-            f"not known to be on equal terms: {', '.join(unknown)} (summary.json lacks the network)"
+            f"not known to be on equal terms: {', '.join(rest)} (summary.json lacks the network)"
         )
     differ = _differences(rows)
     if differ:
@@ -99,13 +99,13 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
 def _differences(rows: Sequence[Row]) -> list[str]:
     """Return the differences between rows; settings that split the rows equally share a line."""
     terms = {row.name: comparison_terms(row.first) for row in rows}
-    keys = [*FACTS.values(), *sorted({key for one in terms.values() for key in one})]
-    hosts = len({one[FACTS["host"]] for one in terms.values()}) > 1
+    keys = [*FACTS.values(), *sorted({key for row in terms.values() for key in row})]
+    hosts = len({row[FACTS["host"]] for row in terms.values()}) > 1
     partitions: dict[str, list[str]] = {}
     for key in dict.fromkeys(keys):
-        if hosts and key.startswith("backbone.") and any(key not in one for one in terms.values()):
+        if hosts and key.startswith("backbone.") and any(key not in row for row in terms.values()):
             continue  # an option that one of the hosts lacks
-        values = {name: _shown(one.get(key)) for name, one in terms.items()}
+        values = {name: _text(row.get(key)) for name, row in terms.items()}
         if len(set(values.values())) > 1:
             order = list(dict.fromkeys(values.values()))
             parts = json.dumps([order.index(value) for value in values.values()])
@@ -124,9 +124,9 @@ def _differences(rows: Sequence[Row]) -> list[str]:
 def _line(keys: Sequence[str], terms: Mapping[str, Mapping[str, Any]]) -> str:
     """Format ``class tokens 1, pooling class token: deit_t; class tokens 0, ...: deit_t_iffn``."""
     groups: dict[str, list[str]] = {}
-    for name, own in terms.items():
+    for name, row in terms.items():
         words = [
-            f"{key}={_shown(own.get(key))}" if "." in key else f"{key} {_shown(own.get(key))}"
+            f"{key}={_text(row.get(key))}" if "." in key else f"{key} {_text(row.get(key))}"
             for key in keys[:MANY]
         ]
         words += [f"and {len(keys) - MANY} more"] if len(keys) > MANY else []
@@ -134,7 +134,7 @@ def _line(keys: Sequence[str], terms: Mapping[str, Mapping[str, Any]]) -> str:
     return "; ".join(f"{words}: {', '.join(names)}" for words, names in groups.items())
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

@@ -46,15 +46,15 @@ def adapt_row(config: RunConfig, like: str | None) -> None:
     if config.mode != "fit":
         return
     row = experiments().get(str(name)) if name else None
-    typed = config.overrides
+    words = config.overrides
     if row is None:
-        _log_lines("", shorten_phases(config, typed))
+        _log_lines("", shorten_phases(config, words))
         return
-    wanted = read_yaml(CONFIGS / "data" / f"{row.train.data}.yaml")["data"]["_target_"]
+    target = read_yaml(CONFIGS / "data" / f"{row.train.data}.yaml")["data"]["_target_"]
     lines: list[str] = []
-    if config.data["_target_"] != wanted and like != row.train.data:
-        lines = [*_fit_data(config, row, typed), *_use_one_device(config, row, typed)]
-    lines += [*shorten_phases(config, typed), *lower_ends(config, typed)]
+    if config.data["_target_"] != target and like != row.train.data:
+        lines = [*_fit_data(config, row, words), *_use_one_device(config, row, words)]
+    lines += [*shorten_phases(config, words), *lower_ends(config, words)]
     _log_lines(f"experiment={row.name}: ", lines)
 
 
@@ -64,37 +64,39 @@ def _log_lines(start: str, lines: Sequence[str]) -> None:
             log(f"{start}{line}")
 
 
-def option_keys(typed: Sequence[str]) -> set[str]:
+def option_keys(words: Sequence[str]) -> set[str]:
     """Return the dotted names of typed options."""
-    return {word.partition("=")[0].lstrip("+~") for word in typed}
+    return {word.partition("=")[0].lstrip("+~") for word in words}
 
 
-def shorten_phases(config: RunConfig, typed: Sequence[str]) -> list[str]:
+def shorten_phases(config: RunConfig, words: Sequence[str]) -> list[str]:
     """Shorten warm-up and cool-down in proportion if they exceed the typed length."""
     schedule, length = config.schedule, config.trainer["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in PHASES}
-    own = [name for name in PHASES if f"schedule.{name}" not in option_keys(typed) and parts[name]]
+    names = [
+        name for name in PHASES if f"schedule.{name}" not in option_keys(words) and parts[name]
+    ]
     numbers = all(isinstance(value, int | float) for value in (length, *parts.values()))
     if (
-        "trainer.max_epochs" not in option_keys(typed)
-        or not own
+        "trainer.max_epochs" not in option_keys(words)
+        or not names
         or not numbers
         or not 0 < length <= sum(parts.values())
     ):
         return []
-    rest = [word for word in typed if key_of(word) != "trainer.max_epochs"]
+    rest = [word for word in words if key_of(word) != "trainer.max_epochs"]
     usual = compose_config([word for word in rest if not word.startswith("~")]).trainer.max_epochs
     epochs = find_rule(config.task_name).fixed[EPOCHS] if usual == AUTO else usual or 0
     if epochs <= length:
         return []
     share = length / epochs
-    shorter = {name: round(parts[name] * share, 4) for name in own}
+    shorter = {name: round(parts[name] * share, 4) for name in names}
     config.schedule = schedule | shorter
-    named = " and ".join(f"schedule.{name}={value}" for name, value in shorter.items())
-    return [f"{named}, in proportion to trainer.max_epochs={length}"]
+    text = " and ".join(f"schedule.{name}={value}" for name, value in shorter.items())
+    return [f"{text}, in proportion to trainer.max_epochs={length}"]
 
 
-def lower_ends(config: RunConfig, typed: Sequence[str]) -> list[str]:
+def lower_ends(config: RunConfig, words: Sequence[str]) -> list[str]:
     """Lower the first and last rate in proportion if a small batch puts the peak below them."""
     optimizer, schedule, trainer = config.optimizer, config.schedule, config.trainer
     reference = optimizer.get("reference_batch")
@@ -106,7 +108,7 @@ def lower_ends(config: RunConfig, typed: Sequence[str]) -> list[str]:
     lower = {
         name: schedule[name] * share
         for name in END_RATES
-        if (schedule.get(name) or 0) > top and f"schedule.{name}" not in option_keys(typed)
+        if (schedule.get(name) or 0) > top and f"schedule.{name}" not in option_keys(words)
     }
     config.schedule = schedule | lower
     return [
@@ -115,19 +117,19 @@ def lower_ends(config: RunConfig, typed: Sequence[str]) -> list[str]:
     ]
 
 
-def _fit_data(config: RunConfig, row: Row, typed: Sequence[str]) -> list[str]:
+def _fit_data(config: RunConfig, row: Row, words: Sequence[str]) -> list[str]:
     """Drop settings of the row's own data that do not apply to the run's data."""
     lines: list[str] = []
     data = config.data
     file = _data_file(data)
-    known = file.get("data", {})
-    extra = [key for key in data if key not in known and f"data.{key}" not in option_keys(typed)]
-    for key in extra if known else ():
+    options = file.get("data", {})
+    extra = [key for key in data if key not in options and f"data.{key}" not in option_keys(words)]
+    for key in extra if options else ():
         lines.append(f"data.{key}={data.pop(key)} is left out: it belongs to data={row.train.data}")
     usual = file.get("schedule", {})
-    config.schedule = _drop_default_rates(config.schedule, usual, typed)
+    config.schedule = _drop_default_rates(config.schedule, usual, words)
     if "augmentation" in data:
-        data["augmentation"] = _fit_augmentation(data["augmentation"], typed)
+        data["augmentation"] = _fit_augmentation(data["augmentation"], words)
     if data.get("token_labels") == REQUIRED:
         data["token_labels"] = None
         lines.append("data.token_labels=null, because the label maps belong to the row's images")
@@ -140,46 +142,46 @@ def _fit_data(config: RunConfig, row: Row, typed: Sequence[str]) -> list[str]:
     return lines
 
 
-def _fit_augmentation(augmentation: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
+def _fit_augmentation(augmentation: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """Drop options that the augmentation in use does not have."""
     from datamodules.images import transforms  # imports torch
 
-    made = getattr(transforms, str(augmentation["_target_"]).rpartition(".")[2], None)
-    if made is None:
+    transform = getattr(transforms, str(augmentation["_target_"]).rpartition(".")[2], None)
+    if transform is None:
         return dict(augmentation)  # of a user's own dataset
-    known = {"_target_", *inspect.signature(made).parameters}
+    names = {"_target_", *inspect.signature(transform).parameters}
     return {
         key: value
         for key, value in augmentation.items()
-        if key in known or f"data.augmentation.{key}" in option_keys(typed)
+        if key in names or f"data.augmentation.{key}" in option_keys(words)
     }
 
 
-def _use_one_device(config: RunConfig, row: Row, typed: Sequence[str]) -> list[str]:
+def _use_one_device(config: RunConfig, row: Row, words: Sequence[str]) -> list[str]:
     """Use the default trainer with one device instead of the row's, which takes all GPUs."""
-    if "trainer" in option_keys(typed):
+    if "trainer" in option_keys(words):
         return []
     usual = read_yaml(CONFIGS / "trainer" / "auto.yaml")
-    own = {name: usual[name] for name in DEVICES if f"trainer.{name}" not in option_keys(typed)}
-    if all(config.trainer[name] == value for name, value in own.items()):
+    devices = {name: usual[name] for name in DEVICES if f"trainer.{name}" not in option_keys(words)}
+    if all(config.trainer[name] == value for name, value in devices.items()):
         return []
-    config.trainer = config.trainer | own
+    config.trainer = config.trainer | devices
     return [f"trainer=auto instead of {row.train.trainer}, so one device"]
 
 
 def _drop_default_rates(
-    schedule: Mapping[str, Any], usual: Mapping[str, Any], typed: Sequence[str]
+    schedule: Mapping[str, Any], usual: Mapping[str, Any], words: Sequence[str]
 ) -> dict[str, Any]:
     """Let the row's way to give a rate replace the data file's where both are set."""
-    left = {
+    dropped_rates = {
         name: None
         for pair in EXCLUSIVE
         for name in pair
-        if all(schedule.get(one) is not None for one in pair)
+        if all(schedule.get(rate) is not None for rate in pair)
         and float(usual.get(name, "nan")) == schedule[name]  # PyYAML reads 1e-6 as text
-        and f"schedule.{name}" not in option_keys(typed)
+        and f"schedule.{name}" not in option_keys(words)
     }
-    return {**schedule, **left}
+    return {**schedule, **dropped_rates}
 
 
 def _data_file(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def resolve_config(content: Mapping[str, Any]) -> RunConfig:
 
 def _check_host(config: RunConfig) -> None:
     """Check that the backbone has the modality of the task."""
-    family, name, known = find_family(config.task_name), config.backbone["name"], catalogue()
-    family.check_host(name, known.modality(name), known.hosts_for(family.modality))
+    family, name, registered = find_family(config.task_name), config.backbone["name"], catalogue()
+    family.check_host(name, registered.modality(name), registered.hosts_for(family.modality))
     model = config.backbone.get("model")
     if model is not None:
         check_value("backbone.model", model, str)
@@ -81,15 +81,15 @@ def _follow_bands(config: RunConfig) -> None:
     bands, backbone = config.data.get("bands"), config.backbone
     if "in_chans" not in backbone:
         return
-    seen = COLOURS
+    channels = COLOURS
     if bands is not None:
-        seen = len(bands) if isinstance(bands, Sequence) else bands
-    if backbone["in_chans"] not in (COLOURS, seen):
+        channels = len(bands) if isinstance(bands, Sequence) else bands
+    if backbone["in_chans"] not in (COLOURS, channels):
         raise ValueError(
-            f"backbone.in_chans={backbone['in_chans']}, but the images have {seen} channels; leave "
-            "it out and pass data.bands (with data=folder or data=segmentation_folder)"
+            f"backbone.in_chans={backbone['in_chans']}, but the images have {channels} channels; "
+            "leave it out and pass data.bands (with data=folder or data=segmentation_folder)"
         )
-    backbone["in_chans"] = seen
+    backbone["in_chans"] = channels
 
 
 def _check_compatible(config: RunConfig, recipe: Mapping[str, Any]) -> str | None:
@@ -147,19 +147,19 @@ def _check_task(group: str, tasks: Sequence[str] | None, task: str) -> None:
     if tasks is None or task in tasks:
         return
     options = sorted((CONFIGS / group).glob("*.yaml"))
-    fitting = [f"{group}={path.stem}" for path in options if task in read_tasks(path, group)]
+    choices = [f"{group}={path.stem}" for path in options if task in read_tasks(path, group)]
     raise ValueError(
         f"this {group} is for task={' or '.join(tasks)}; "
-        f"task={task} takes {', '.join(fitting) or 'none'}"
+        f"task={task} takes {', '.join(choices) or 'none'}"
     )
 
 
 def read_tasks(path: Path, group: str) -> Sequence[str]:
     """Return the tasks of a config file, or those of the files in its defaults."""
     content = read_yaml(path)
-    own: Sequence[str] | None = content.get(group, content).get("_tasks_")
-    if own is not None:
-        return own
+    tasks: Sequence[str] | None = content.get(group, content).get("_tasks_")
+    if tasks is not None:
+        return tasks
     parents = [name for name in content.get("defaults", ()) if name != "_self_"]
     return [task for name in parents for task in read_tasks(path.parent / f"{name}.yaml", group)]
 
@@ -230,9 +230,9 @@ def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -
 
 def _is_published(config: RunConfig, recipe: Mapping[str, Any]) -> bool:
     """Return True for a recipe or an experiment, whose schedule is fixed."""
-    typed, paper = config.overrides, config.paper
+    words, paper = config.overrides, config.paper
     is_row = isinstance(paper, Mapping) and paper.get("experiment")
-    return bool(recipe or typed_choice("recipe", typed) or is_row)
+    return bool(recipe or typed_choice("recipe", words) or is_row)
 
 
 def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
@@ -243,13 +243,13 @@ def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> Non
     """
     epochs = trainer["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in ("warmup", "cooldown")}
-    given = {name: value for name, value in parts.items() if value}
-    numbers = all(isinstance(value, int | float) for value in (*given.values(), epochs))
-    if numbers and given and 0 < epochs <= sum(given.values()):
-        named = " and ".join(f"schedule.{name}={value}" for name, value in given.items())
+    phases = {name: value for name, value in parts.items() if value}
+    numbers = all(isinstance(value, int | float) for value in (*phases.values(), epochs))
+    if numbers and phases and 0 < epochs <= sum(phases.values()):
+        text = " and ".join(f"schedule.{name}={value}" for name, value in phases.items())
         raise ValueError(
-            f"{named} epochs are the whole of trainer.max_epochs={epochs}; lower "
-            f"{'them' if len(given) > 1 else 'it'} (0 is off)"
+            f"{text} epochs are the whole of trainer.max_epochs={epochs}; lower "
+            f"{'them' if len(phases) > 1 else 'it'} (0 is off)"
         )
 
 

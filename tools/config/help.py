@@ -87,33 +87,33 @@ def help_text(words: Sequence[str]) -> str:
         return _list_experiments()
     if subject in list_groups():
         return "\n".join(_wrap(f"{name:24} ", [first]) for name, first in _group_files(subject))
-    known = ["backbone", "mixer", "experiment", *list_groups(), "token_mixer", "config"]
-    raise ValueError(f"unknown subject {subject!r} of --help; known: {listed(known)}")
+    valid_subjects = ["backbone", "mixer", "experiment", *list_groups(), "token_mixer", "config"]
+    raise ValueError(f"unknown subject {subject!r} of --help; known: {listed(valid_subjects)}")
 
 
 def overview() -> str:
     """Return the overview."""
-    known = catalogue()
+    registered = catalogue()
     rows = []
     for group in list_groups():
         names = [name for name, _ in _group_files(group)]
         rows.append(_fit_lines(f"  {group:11} ", names, LINES.get(group, 1), group))
     rows.append(_wrap("  experiment  ", [_experiment_line()]))
-    channel, token = known.list_mixers("channel"), known.list_mixers("token")
+    channel, token = registered.list_mixers("channel"), registered.list_mixers("token")
     return SCREEN.format(
         groups="\n".join(rows),
-        hosts=_fit_lines("  hosts       ", known.hosts, LINES["hosts"], "backbone", SIZE),
+        hosts=_fit_lines("  hosts       ", registered.hosts, LINES["hosts"], "backbone", SIZE),
         mixers=_fit_lines("  mixers      ", channel, LINES["mixers"], "mixer"),
         tokens=_fit_lines("backbone.token_mixer    ", token, LINES["tokens"], "mixer"),
-        count=len(known.backbones),
+        count=len(registered.backbones),
     ).rstrip()
 
 
 def list_groups() -> list[str]:
     """Return the groups of options that have files, the task first."""
-    found = [path.name for path in CONFIGS.iterdir() if path.is_dir()]
+    folders = [path.name for path in CONFIGS.iterdir() if path.is_dir()]
     return sorted(
-        (name for name in found if name not in HIDDEN_GROUPS), key=lambda n: (n != "task", n)
+        (name for name in folders if name not in HIDDEN_GROUPS), key=lambda n: (n != "task", n)
     )
 
 
@@ -155,10 +155,10 @@ def _list_experiments() -> str:
 def _fit_lines(label: str, names: Sequence[str], lines: int, subject: str, end: str = LAST) -> str:
     """Fit names into ``lines`` lines, then how many more there are and which command lists them."""
     text = label
-    for shown in range(len(names), 0, -1):
-        rest = len(names) - shown
+    for count in range(len(names), 0, -1):
+        rest = len(names) - count
         more = [f"... and {rest} more: --help {subject}"] if rest else []
-        text = _wrap(label, [*_group_names(names[:shown], end), *more])
+        text = _wrap(label, [*_group_names(names[:count], end), *more])
         if text.count("\n") < lines:
             break
     return text.rstrip()
@@ -193,12 +193,12 @@ def _list_backbones(names: Sequence[str]) -> str:
 
 def _show_mixer(name: str, kinds: Kinds) -> str:
     """Describe a mixer: what it computes, its source, its usage and its options."""
-    known = catalogue()
-    names = [one for kind in kinds for one in known.list_mixers(kind)]
+    registered = catalogue()
+    names = [mixer_name for kind in kinds for mixer_name in registered.list_mixers(kind)]
     if name not in names:
-        what = "token mixer" if len(kinds) == 1 else "mixer"
-        raise ValueError(unknown(what, name, names))
-    mixer = known.mixer(name)
+        noun = "token mixer" if len(kinds) == 1 else "mixer"
+        raise ValueError(unknown(noun, name, names))
+    mixer = registered.mixer(name)
     token = mixer["kind"] == "token"
     usage = f"backbone.token_mixer={name}" if token else f"backbone=<host>_{name}"
     prefix = "backbone.token_mixer" if token else "backbone.mixer"
@@ -224,11 +224,11 @@ def _format_value(value: Any) -> str:
 
 
 def _list_mixers(kinds: Kinds) -> str:
-    known, lines = catalogue(), []
+    registered, lines = catalogue(), []
     for kind in kinds:
         lines.append(f"{kind} mixers")
-        for name in known.list_mixers(kind):
-            mixer = known.mixer(name)
+        for name in registered.list_mixers(kind):
+            mixer = registered.mixer(name)
             options = ", ".join(f"{key}={value}" for key, value in mixer["options"].items())
             lines += [f"  {name:14} {mixer['source']}"]
             lines.append(_wrap(" " * 17, [options]))

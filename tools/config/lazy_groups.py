@@ -74,9 +74,9 @@ def register_groups() -> None:
 
 def _backbone_config(name: str) -> dict[str, Any]:
     """Return a backbone's options; class-token options resolve after the token mixer is known."""
-    known = catalogue()
-    schema = known.schema(name)
-    waiting = [key for key, value in known.prefix_options(name).items() if value]
+    registered = catalogue()
+    schema = registered.schema(name)
+    waiting = [key for key, value in registered.prefix_options(name).items() if value]
     return schema | {key: f"${{beside_token_mixer:{key}}}" for key in waiting}
 
 

@@ -36,14 +36,14 @@ class Command:
             several values.
         config: The composed config of a single run. None for a sweep, and for a command that Hydra
             answers.
-        shown: For ``--cfg job``, which prints the config only: the form to print.
+        form: For ``--cfg job``, which prints the config only: the form to print.
         jobs: Words of each run of a sweep.
         hydra: The flags and options of Hydra itself; a run with them starts in a job of Hydra's.
     """
 
     words: list[str]
     config: DictConfig | None = None
-    shown: Literal["", "composed", "resolved"] = ""
+    form: Literal["", "composed", "resolved"] = ""
     jobs: Sequence[list[str]] = ()
     hydra: Sequence[str] = ()
 
@@ -56,34 +56,34 @@ class Command:
         return [*self.hydra, *folder, f"+{JOB}={texts}"] if self.jobs else list(self.hydra)
 
 
-def read_command(typed: Sequence[str]) -> Command:
+def read_command(line: Sequence[str]) -> Command:
     """Register the backbones, check a command, and compose its config once.
 
     Raises:
         ValueError: A name or key is unknown; the message suggests the nearest.
     """
     register_groups()
-    for argument in typed:
+    for argument in line:
         if any("\ud800" <= character <= "\udfff" for character in argument):
             raise ValueError(
                 f"{os.fsencode(argument)!r} must be UTF-8, because config.yaml and logs are; give "
                 "the file or folder another name, or a link with one"
             )
-    check_hydra(typed)
-    arguments, shown = _split_cfg(typed)
-    hydra = [one for one in arguments if one.startswith("-") or is_hydra_option(one)]
-    words = [one for one in arguments if one not in hydra]
-    flags = [one for one in hydra if one.startswith("-")]
+    check_hydra(line)
+    arguments, form = _split_cfg(line)
+    hydra = [word for word in arguments if word.startswith("-") or is_hydra_option(word)]
+    words = [word for word in arguments if word not in hydra]
+    flags = [word for word in hydra if word.startswith("-")]
     sweep = bool(flags)
-    if any(flag not in SWEEP for flag in flags) or (shown and flags):
+    if any(flag not in SWEEP for flag in flags) or (form and flags):
         check_names([word for word in words if "=" in word])
-        return Command([], hydra=typed)  # Hydra handles --info and the like itself
+        return Command([], hydra=line)  # Hydra handles --info and the like itself
     words = join_channel_mixer(quote_arguments(words, sweep=sweep))
     words = expand_patterns(words, sweep=sweep, fits=_task_filter(words))
     if not sweep:
         config = compose_checked(words)
-        jobs = [words] if hydra and not shown else []
-        return Command(words, config, shown, jobs, hydra)
+        jobs = [words] if hydra and not form else []
+        return Command(words, config, form, jobs, hydra)
     jobs = expand(words, _group_options)
     if is_first_process():
         print(f"Sweep of {len(jobs):,} run{'s' * (len(jobs) != 1)}", flush=True)
@@ -97,16 +97,16 @@ def unlike_jobs(jobs: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(tuple(w for w in job if key_of(w) != "seed") for job in jobs))
 
 
-def _split_cfg(typed: Sequence[str]) -> tuple[list[str], Literal["", "composed", "resolved"]]:
+def _split_cfg(arguments: Sequence[str]) -> tuple[list[str], Literal["", "composed", "resolved"]]:
     """Remove ``--cfg job`` from a command; return the rest and the requested form."""
     for spelling in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"]):
-        for start in range(len(typed)):
-            if list(typed[start : start + len(spelling)]) == spelling:
-                rest = [*typed[:start], *typed[start + len(spelling) :]]
+        for start in range(len(arguments)):
+            if list(arguments[start : start + len(spelling)]) == spelling:
+                rest = [*arguments[:start], *arguments[start + len(spelling) :]]
                 if "--resolve" not in rest:
                     return rest, "composed"
-                return [one for one in rest if one != "--resolve"], "resolved"
-    return list(typed), ""
+                return [word for word in rest if word != "--resolve"], "resolved"
+    return list(arguments), ""
 
 
 def swept_keys(words: Sequence[str]) -> list[str]:
@@ -123,8 +123,8 @@ def _group_options(group: str) -> list[str]:
 
 def _task_filter(arguments: Sequence[str]) -> Callable[[str, str], bool]:
     """Return a filter for the options of a group that fit the typed or default task."""
-    typed = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    task = typed.get("task", usual_task())
+    values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    task = values.get("task", usual_task())
 
     def fits(group: str, name: str) -> bool:
         if group == "backbone":

@@ -124,35 +124,35 @@ def _compose_groups(choices: Sequence[str]) -> DictConfig:
             config = compose("run", overrides=words, return_hydra_config=True)
     finally:
         GlobalHydra.instance().hydra = outer
-    made = config.hydra.runtime.choices
-    stored = {group: made[group] for group in sorted(option_groups()) if made.get(group)}
+    picks = config.hydra.runtime.choices
+    groups = {group: picks[group] for group in sorted(option_groups()) if picks.get(group)}
     with open_dict(config):
         del config["hydra"]
-        config["choices"] = stored
+        config["choices"] = groups
     return config
 
 
 def _find_run(values: Sequence[str]) -> SavedRun | None:
     """Return the run folder that an evaluation names, or None."""
-    typed = {key_of(word): parse(word).value() for word in values if not word.startswith("~")}
-    ckpt = typed.get("ckpt")
+    options = {key_of(word): parse(word).value() for word in values if not word.startswith("~")}
+    ckpt = options.get("ckpt")
     # The check of all commands rejects these combinations.
-    if typed.get("mode") not in MODES or typed.get("resume") or not isinstance(ckpt, str):
+    if options.get("mode") not in MODES or options.get("resume") or not isinstance(ckpt, str):
         return None
     return open_saved(ckpt).run
 
 
 def _compose_evaluation(run: SavedRun, choices: Sequence[str]) -> dict[str, Any]:
     """Return the run's config with the typed groups."""
-    typed = {key_of(word): word for word in choices}
-    overridden = {name for group in typed for name in {group} | CHOOSES.get(group, set())}
-    stored = run.config.get("choices") or dict(_earlier_choices(run))
-    own = [
-        f"{group}={stored[group]}"
+    words = {key_of(word): word for word in choices}
+    overridden = {name for group in words for name in {group} | CHOOSES.get(group, set())}
+    run_choices = run.config.get("choices") or dict(_earlier_choices(run))
+    group_words = [
+        f"{group}={run_choices[group]}"
         for group in CHOICES
-        if group in stored and group not in overridden
+        if group in run_choices and group not in overridden
     ]
-    now = _to_dict(_compose_groups([*own, *typed.values()]))
+    now = _to_dict(_compose_groups([*group_words, *words.values()]))
     task = run.config["task_name"]
     if now["task_name"] != task:
         raise ValueError(
@@ -167,18 +167,18 @@ def _compose_evaluation(run: SavedRun, choices: Sequence[str]) -> dict[str, Any]
         if identity(group, now[group]) == identity(group, run.config[group]):
             merged[group] = _follow_references(group, now, reference)
     # Other data is preprocessed like the data that the network was trained on.
-    own_data, taken = run.config["data"], [*now["data"].get("_as_run_", ())]
-    taken += [CLASS_ORDER] if CLASS_ORDER in now["data"] else []
+    own_data, inherited_keys = run.config["data"], [*now["data"].get("_as_run_", ())]
+    inherited_keys += [CLASS_ORDER] if CLASS_ORDER in now["data"] else []
     if merged["data"] is now["data"]:
-        followed = {key: own_data[key] for key in taken if key in own_data}
+        followed = {key: own_data[key] for key in inherited_keys if key in own_data}
         merged["data"] = {**merged["data"], **followed}
-    new = {name for name in ("recipe", "experiment") if name in typed}
-    new -= {name for name in new if typed[name] in run.config.get("overrides", ())}
-    if new:
-        usual = [f"{group}={stored[group]}" for group in CHOICES if stored.get(group)]
-        others = [word for group, word in typed.items() if group not in new]
-        usual = [word for word in usual if key_of(word) not in typed]
-        _add_changes(merged, _to_dict(_compose_groups([*usual, *others])), now)
+    new_groups = {name for name in ("recipe", "experiment") if name in words}
+    new_groups -= {name for name in new_groups if words[name] in run.config.get("overrides", ())}
+    if new_groups:
+        usual = [f"{group}={run_choices[group]}" for group in CHOICES if run_choices.get(group)]
+        other_words = [word for group, word in words.items() if group not in new_groups]
+        usual = [word for word in usual if key_of(word) not in words]
+        _add_changes(merged, _to_dict(_compose_groups([*usual, *other_words])), now)
     return merged
 
 
@@ -223,10 +223,10 @@ def _follow_references(
 def _add_changes(merged: dict[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Apply the changes of a newly typed recipe to the run's groups."""
     for group in IDENTITY:
-        old, new = flatten(before[group]), flatten(now[group])
+        flat_before, flat_now = flatten(before[group]), flatten(now[group])
         config = OmegaConf.create(merged[group])
-        for key, value in new.items():
-            if old.get(key) != value:
+        for key, value in flat_now.items():
+            if flat_before.get(key) != value:
                 OmegaConf.update(config, key, value, force_add=True)
         merged[group] = _to_dict(config)
 

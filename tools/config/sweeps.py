@@ -27,40 +27,40 @@ def expand_patterns(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> lis
     Raises:
         ValueError: A pattern matches no name, or the command takes a single name.
     """
-    found = []
+    words = []
     for argument in arguments:
         key, _, value = argument.partition("=")
-        plain = not set(value) & set("()[]{}'\"")
-        if key not in ("backbone", *GROUPS) or not plain or not set(value) & set(WILDCARDS):
-            found.append(argument)
+        is_plain = not set(value) & set("()[]{}'\"")
+        if key not in ("backbone", *GROUPS) or not is_plain or not set(value) & set(WILDCARDS):
+            words.append(argument)
             continue
         if not sweep:
             raise ValueError(f"{argument} stands for several values; pass -m {argument}")
         if key == "backbone":  # patterns skip other modalities; names of one raise an error later
-            typed = value.split(",")
-            names = [name for name in select_backbones(value) if name in typed or fits(key, name)]
+            items = value.split(",")
+            names = [name for name in select_backbones(value) if name in items or fits(key, name)]
         else:
             names = _match(key, value, fits, arguments)
-        found.append(f"{key}={','.join(names)}")
-    return found
+        words.append(f"{key}={','.join(names)}")
+    return words
 
 
 def _match(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> list[str]:
     if group == "experiment":
-        typed = {argument.partition("=")[0].lstrip("+") for argument in arguments}
-        known = [
+        keys = {argument.partition("=")[0].lstrip("+") for argument in arguments}
+        options = [
             name
             for name, row in experiments().items()
-            if not row.train.cannot_run or typed & set(row.train.needs)
+            if not row.train.cannot_run or keys & set(row.train.needs)
         ]
     else:
-        known = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+        options = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
     names = []
     for item in value.split(","):
         pattern = any(sign in item for sign in WILDCARDS)
-        matching = [name for name in fnmatch.filter(known, item) if fits(group, name)]
+        matching = [name for name in fnmatch.filter(options, item) if fits(group, name)]
         if pattern and not matching:
-            all_names = "--help experiment lists all" if group == "experiment" else listed(known)
+            all_names = "--help experiment lists all" if group == "experiment" else listed(options)
             raise ValueError(f"no {group} for this task matches {item!r}; known: {all_names}")
         names += matching if pattern else [item]
     return list(dict.fromkeys(names))

@@ -23,9 +23,9 @@ def save_program(program: Any, path: Path, facts: Mapping[str, Any], entry: str)
         facts: Written as JSON into the file, under ``entry`` and ".json".
         entry: Name of the facts.
     """
-    written = io.BytesIO()
-    torch.export.save(program, written, extra_files={f"{entry}.json": json.dumps(facts)})
-    path.write_bytes(written.getvalue())
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={f"{entry}.json": json.dumps(facts)})
+    path.write_bytes(content.getvalue())
     with warnings.catch_warnings(action="ignore"):  # torch's on buffers that cannot be written
         return torch.export.load(path).module()
 

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.exports import ExportRequest
+from tools.exports.requests import ExportRequest
 
 NAMES = "class_names.json"
 # timm reads a text file with one stripped name per line, or a pickled dictionary.

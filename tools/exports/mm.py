@@ -25,7 +25,6 @@ from datamodules.dense.toolkit_data import require_package
 from heads.linear import LinearClassifier
 from heads.toolkits.toolkit import silence_toolkits
 from tools.bench.timed_networks import non_default_options
-from tools.exports import NUM_CLASSES, ExportRequest, check_equal
 from tools.exports.class_lists import (
     ANNOTATIONS,
     class_names,
@@ -44,6 +43,7 @@ from tools.exports.mm_configs import (
 from tools.exports.mm_inherit import write_config
 from tools.exports.networks import build_export_network
 from tools.exports.preprocessing import read_preprocessing
+from tools.exports.requests import NUM_CLASSES, ExportRequest, check_equal
 from tools.exports.standalone import check_standalone, write_standalone
 
 CONFIG, README = "config.py", "README.md"
@@ -59,7 +59,7 @@ class Package:
         tensors: The checkpoint, by the toolkit's names.
         metainfo: Names and possibly colours of the classes; empty if unknown.
         backbone: The original in evaluation mode.
-        whole: The original model around it, if the whole model is exported.
+        network: The original model around it, if the whole model is exported.
         data: Config of datasets and evaluators.
         base: The toolkit's config that the detector or segmentor is based on.
     """
@@ -68,7 +68,7 @@ class Package:
     tensors: dict[str, Tensor]
     metainfo: dict[str, Any]
     backbone: Backbone
-    whole: nn.Module | None
+    network: nn.Module | None
     data: dict[str, Any]
     base: str | None = None
 
@@ -104,15 +104,17 @@ def export(request: ExportRequest) -> list[Path]:
     torch.save({"state_dict": tensors, "meta": meta}, files[1])
     safetensors.torch.save_file(tensors, files[2])
     start = f"{HERE}/{files[1].name}"
-    if package.whole is None:
+    if package.network is None:
         package.model["backbone"]["init_cfg"] = {"type": "Pretrained", "checkpoint": start}
     config = {
         "custom_imports": {"imports": modules, "allow_failed_imports": False},
         "default_scope": request.to,
         **package.data,
-        **training_config(request.to, package.backbone, getattr(package.whole, "multipliers", {})),
+        **training_config(
+            request.to, package.backbone, getattr(package.network, "multipliers", {})
+        ),
         "model": package.model,
-        "load_from": start if package.whole is not None else None,
+        "load_from": start if package.network is not None else None,
     }
     bases = base_files(request.to, package.base, with_mask="roi_head" in package.model)
     files += write_config(folder, CONFIG, request.to, bases, config, f"{name} in {request.to}.")[1:]
@@ -136,7 +138,7 @@ def backbone_package(request: ExportRequest) -> Package:
         tensors=_prefixed(backbone),
         metainfo={},
         backbone=backbone,
-        whole=None,
+        network=None,
         data=dataset_config(request.to),
         base=model_base(
             request.to, {"name": {"mmdet": "mask_rcnn", "mmseg": "upernet"}[request.to]}
@@ -159,23 +161,23 @@ def whole_package(request: ExportRequest) -> Package:
         datamodule.setup()
     options = {**request.options, "dense": True}
     backbone = create_backbone(request.backbone, **options)
-    whole = build(
+    network = build(
         request.run["head"], "head", backbone=backbone, num_classes=datamodule.num_classes
     )
-    adopt(whole, request.checkpoint)  # prefers the averaged weights, which were validated
-    model = dict(whole.config) | {"backbone": _backbone_config(request)}
+    adopt(network, request.checkpoint)  # prefers the averaged weights, which were validated
+    model = dict(network.config) | {"backbone": _backbone_config(request)}
     neck = model.get("neck") or {}
     first = neck.get("start_level", 0) if isinstance(neck, dict) else 0
     if first:  # RetinaNet: unused maps are not returned, so every output gets a gradient
-        own = {"start_level": 0, "in_channels": list(neck["in_channels"])[first:]}
-        model["neck"] = {**neck, **own}
-    model["backbone"]["out_indices"] = whole.maps[first:]
+        neck_options = {"start_level": 0, "in_channels": list(neck["in_channels"])[first:]}
+        model["neck"] = {**neck, **neck_options}
+    model["backbone"]["out_indices"] = network.maps[first:]
     return Package(
         model=model,
-        tensors=whole.model.state_dict(),
+        tensors=network.model.state_dict(),
         metainfo=datamodule.metainfo,
         backbone=backbone.eval(),
-        whole=whole.eval(),
+        network=network.eval(),
         data=dataset_config(request.to, datamodule, with_mask=bool(model.get("roi_head"))),
         base=model_base(request.to, request.run["head"]),
     )
@@ -183,7 +185,7 @@ def whole_package(request: ExportRequest) -> Package:
 
 def classifier_package(request: ExportRequest) -> Package:
     """Take the classification network, as MMPretrain's ImageClassifier."""
-    whole: LinearClassifier | None = None
+    network: LinearClassifier | None = None
     metainfo, num_classes = {}, NUM_CLASSES
     # Without a checkpoint the classifier is random and not worth exporting.
     exported = build_export_network(request) if request.checkpoint is not None else None
@@ -192,18 +194,18 @@ def classifier_package(request: ExportRequest) -> Package:
     else:
         backbone = exported.network.backbone
     if request.checkpoint is not None and exported is not None and exported.content == "classifier":
-        whole = cast("LinearClassifier", exported.network)
-        if type(whole.classifier) is not Classifier:
+        network = cast("LinearClassifier", exported.network)
+        if type(network.classifier) is not Classifier:
             raise ValueError(
                 f"the classifier of {request.backbone} is more than a linear layer, but MMPretrain "
                 "only has that; export it to=timm or to=onnx, or its backbone to=mmdet"
             )
-        num_classes = whole.classifier.out_features
+        num_classes = network.classifier.out_features
         names = class_names(request, num_classes)
         metainfo = {"classes": names} if names else {}
     tensors = _prefixed(backbone)
-    if whole is not None:
-        head = whole.classifier.state_dict()
+    if network is not None:
+        head = network.classifier.state_dict()
         tensors |= {f"head.fc.{key}": value for key, value in head.items()}
     model = model_config("mmpretrain", backbone, num_classes)
     model["backbone"] = _backbone_config(request) | {"out_type": "embedding"}
@@ -212,7 +214,7 @@ def classifier_package(request: ExportRequest) -> Package:
         tensors=tensors,
         metainfo=metainfo,
         backbone=backbone,
-        whole=whole,
+        network=network,
         data=dataset_config(
             "mmpretrain",
             num_classes=num_classes,
@@ -245,22 +247,22 @@ def compare(request: ExportRequest, package: Package) -> None:
     config = Config.fromfile(folder / CONFIG)
     images = request.images()
     with silence_toolkits(), DefaultScope.overwrite_default_scope(request.to), torch.no_grad():
-        if package.whole is None:
+        if package.network is None:
             backbone = _models(request.to).build(config.model.backbone)
             backbone.init_weights()
             check_equal(request.backbone, _outputs(package, images), backbone.eval()(images))
             return
         opened = open_whole(request.to, config, folder / f"{request.label}.pth")
-        own = opened.state_dict()
-        differ = [key for key in package.tensors if not own[key].equal(package.tensors[key])]
-        if differ or own.keys() != package.tensors.keys():
+        tensors = opened.state_dict()
+        differ = [key for key in package.tensors if not tensors[key].equal(package.tensors[key])]
+        if differ or tensors.keys() != package.tensors.keys():
             raise ValueError(
                 f"{request.to} reads weights that differ from the written ones: "
-                f"{differ or sorted(own.keys() ^ package.tensors.keys())}"
+                f"{differ or sorted(tensors.keys() ^ package.tensors.keys())}"
             )
         if request.to == "mmpretrain":
             after = [opened(images, mode="tensor")]
-            check_equal(request.backbone, [package.whole(images)], after)
+            check_equal(request.backbone, [package.network(images)], after)
         else:
             check_equal(request.backbone, _outputs(package, images), opened.backbone(images))
 
@@ -354,7 +356,7 @@ def write_readme(request: ExportRequest, package: Package) -> Path:
     )
     tools = f"$(python -c 'import {to}; print({to}.__path__[0])')/.mim/tools"
     trained = (
-        "the whole trained model" if package.whole is not None else "the weights of the backbone"
+        "the whole trained model" if package.network is not None else "the weights of the backbone"
     )
     slash = " (with a slash at its end)" if to == "mmdet" else ""
     masks = ""
@@ -365,22 +367,22 @@ def write_readme(request: ExportRequest, package: Package) -> Path:
             f"\nThe config reads 8-bit masks in which {first}; 255 is ignored. Convert others "
             "first, because MMSegmentation scales grey values of 1, 2 and 4 bits.\n"
         )
-    listed = (
+    listing = (
         "MMPretrain would number these class folders in another order. First run\n"
         f"`python {ANNOTATIONS} <data_root>`, which writes the lists of images that the config "
         "reads.\n\n"
         if _lists_images(package)
         else ""
     )
-    whole = package.whole is not None
-    script = script_lines(to, f"{name}.pth", whole=whole, standalone=standalone)
+    has_head = package.network is not None
+    script = script_lines(to, f"{name}.pth", whole=has_head, standalone=standalone)
     file = request.folder / README
     file.write_text(
         f"""# {name} in {to}
 
 `{name}.pth` and `{name}.safetensors` have {trained}, tensors only. {needs}
 
-{listed}`{CONFIG}` only has what differs from {to}'s base configs, which are copied to `_base_`.
+{listing}`{CONFIG}` only has what differs from {to}'s base configs, which are copied to `_base_`.
 To train and test, set `data_root` in it{slash}, then type in this folder:
 
 ```

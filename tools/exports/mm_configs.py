@@ -236,7 +236,7 @@ def _custom_keys(
     keys = {
         key: {"lr_mult": rate, "decay_mult": decay} for key, (rate, decay) in multipliers.items()
     }
-    whole = {"lr_mult": multipliers[BACKBONE][0]} if BACKBONE in multipliers else {}
+    rate = {"lr_mult": multipliers[BACKBONE][0]} if BACKBONE in multipliers else {}
     exempt = without_decay(backbone)
     decayed = [name for name, _ in backbone.named_parameters() if name not in exempt]
     for name, _ in backbone.named_parameters():
@@ -246,10 +246,10 @@ def _custom_keys(
             key = next(
                 end
                 for end in ends
-                if len(end) > len(BACKBONE) * bool(whole)
-                and not any(end in f"{BACKBONE}.{other}" for other in decayed)
+                if len(end) > len(BACKBONE) * bool(rate)
+                and not any(end in f"{BACKBONE}.{decayed_name}" for decayed_name in decayed)
             )
-            keys[key] = {**whole, "decay_mult": 0.0}
+            keys[key] = {**rate, "decay_mult": 0.0}
     return dict(sorted(keys.items()))
 
 

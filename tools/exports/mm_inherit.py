@@ -61,10 +61,10 @@ def write_config(
         lines.append(_name_variables(text).rstrip())
     path = folder / file
     path.write_text("\n".join(lines) + "\n")
-    found = Config.fromfile(path).to_dict()
+    content = Config.fromfile(path).to_dict()
     # mmengine inserts the folder's path with this very function.
-    here = {"{{ fileDirname }}": os.path.abspath(folder)}  # noqa: PTH100
-    lost = [key for key, value in config.items() if found.get(key) != _replaced(value, here)]
+    places = {"{{ fileDirname }}": os.path.abspath(folder)}  # noqa: PTH100
+    lost = [key for key, value in config.items() if content.get(key) != _replaced(value, places)]
     assert not lost, f"the written config differs in {lost}"
     return [path, *copies]
 
@@ -72,13 +72,13 @@ def write_config(
 def _differing(
     config: Mapping[str, Any], inherited: Mapping[str, Any], repeated: Sequence[str]
 ) -> dict[str, Any]:
-    named = [
+    names = [
         key
         for key in VARIABLES
         if key in config and (key in ("data_root", *repeated) or config[key] != inherited.get(key))
     ]
-    differing = changes(inherited, _mark_variables(config, named))
-    return differing | {key: config[key] for key in named}
+    differing = changes(inherited, _mark_variables(config, names))
+    return differing | {key: config[key] for key in names}
 
 
 def _holds(value: Any, sought: Any) -> bool:
@@ -88,19 +88,19 @@ def _holds(value: Any, sought: Any) -> bool:
     return sought is not None and bool(value == sought)
 
 
-def changes(inherited: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def changes(inherited: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that, merged into the inherited config, give the wanted one.
 
     Inherited keys at the top level stay, because a config cannot remove them.
     """
     differing = {}
-    for key, value in wanted.items():
+    for key, value in target.items():
         if key in inherited and inherited[key] == value:
             continue
-        old = inherited.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            inherits = old.keys() <= value.keys()
-            value = changes(old, value) if inherits else {"_delete_": True, **value}
+        value_before = inherited.get(key)
+        if isinstance(value, Mapping) and isinstance(value_before, Mapping):
+            inherits = value_before.keys() <= value.keys()
+            value = changes(value_before, value) if inherits else {"_delete_": True, **value}
         differing[key] = value
     return differing
 
@@ -113,13 +113,13 @@ def _copy(toolkit: str, base: str, folder: Path) -> Path:
     return target
 
 
-def _mark_variables(config: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def _mark_variables(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Mark the places of a config that use one of these variables."""
     root = config.get("data_root")
 
     def mark(key: str, value: Any) -> Any:
         for name in NAMED.get(key, ()):
-            if name in named and value == config[name]:
+            if name in names and value == config[name]:
                 return MARK.format(name)
         if isinstance(value, Mapping):
             return {name: mark(name, item) for name, item in value.items()}
@@ -134,10 +134,10 @@ def _name_variables(text: str) -> str:
     """Replace the marks in a config's text by variables."""
     mark = re.escape(MARK).replace(r"\{\}", r"(\w+)")
 
-    def named(found: re.Match[str]) -> str:
+    def variable(found: re.Match[str]) -> str:
         return f"{found[1]} + '{found[2]}'" if found[2] else found[1]
 
-    return re.sub(f"'{mark}([^']*)'", named, text)
+    return re.sub(f"'{mark}([^']*)'", variable, text)
 
 
 def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
@@ -145,6 +145,6 @@ def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
         return {key: _replaced(item, texts) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_replaced(item, texts) for item in value)
-    for old, new in texts.items():
-        value = value.replace(old, new) if isinstance(value, str) else value
+    for mark, text in texts.items():
+        value = value.replace(mark, text) if isinstance(value, str) else value
     return value

@@ -15,8 +15,8 @@ from backbones.checkpoints.opening import Checkpoint
 from backbones.lora import merge_adapters
 from heads.linear import LinearClassifier
 from tasks.engine.loading import open_task
-from tools.exports import NUM_CLASSES, ExportRequest, seeded
 from tools.exports.class_lists import class_names
+from tools.exports.requests import NUM_CLASSES, ExportRequest, seeded
 
 Content = Literal["classifier", "maps", "dense"]
 
@@ -96,8 +96,8 @@ def classify_content(converted: Conversion) -> Content:
         parts = backbone.classification_keys
         return "maps" if not parts or any(key.startswith(parts) for key in keys) else "dense"
     mixers = tuple(backbone.mixers())  # may be missing in the file
-    own = {key for key in backbone.state_dict() if not key.startswith(mixers)}
-    classifier_keys = {key for key in own if key.startswith(backbone.classification_keys)}
+    host_keys = {key for key in backbone.state_dict() if not key.startswith(mixers)}
+    classifier_keys = {key for key in host_keys if key.startswith(backbone.classification_keys)}
     return "maps" if classifier_keys <= keys else "dense"
 
 
@@ -160,10 +160,10 @@ def _requested_part(settings: Mapping[str, str]) -> str:
     Raises:
         ValueError: Both are given and differ.
     """
-    what, network = settings.get("what", ""), settings.get("network", "")
-    what = "all" if what == "both" else what
-    if what and network and what != network:
+    part, network = settings.get("what", ""), settings.get("network", "")
+    part = "all" if part == "both" else part
+    if part and network and part != network:
         raise ValueError(
             f"what={settings['what']} and network={network} contradict each other; pass what= alone"
         )
-    return what or network or "all"
+    return part or network or "all"

@@ -16,8 +16,8 @@ import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 from torch import Tensor, nn
 
-from tools.exports import ExportRequest, check_equal
 from tools.exports.networks import build_parts, export_class_names, list_outputs
+from tools.exports.requests import ExportRequest, check_equal
 from tools.exports.tracing import INPUT, LONG, Graph, find_calling_module, inference_form, trace
 from tools.exports.usage import Described, output_names, preprocessing, write_usage
 
@@ -36,7 +36,7 @@ def export(request: ExportRequest) -> list[Path]:
         ValueError: An operator lacks an ONNX form or an onnxruntime kernel, or outputs differ.
     """
     files: list[Path] = []
-    described: list[Described] = []
+    descriptions: list[Described] = []
     parts = build_parts(request)
     names = export_class_names(request, parts)
     for part, network in parts.items():
@@ -61,8 +61,8 @@ def export(request: ExportRequest) -> list[Path]:
                 "to=torch_export"
             ) from error
         files.append(path)
-        described.append(Described(path.name, graph, outputs, prepared))
-    return [*files, *write_usage(request, described, names)]
+        descriptions.append(Described(path.name, graph, outputs, prepared))
+    return [*files, *write_usage(request, descriptions, names)]
 
 
 def _compare(request: ExportRequest, graph: Graph, network: nn.Module, path: Path) -> None:
@@ -74,10 +74,10 @@ def _compare(request: ExportRequest, graph: Graph, network: nn.Module, path: Pat
         request.report(f"{path.name}: comparing {shape} in onnxruntime")
         with torch.inference_mode():
             expected = list_outputs(network, images)
-        what = f"{path.name} at {batch}x3x{size[0]}x{size[1]}"
-        found = _run(session, images)
+        subject = f"{path.name} at {batch}x3x{size[0]}x{size[1]}"
+        outputs = _run(session, images)
         try:
-            check_equal(what, expected, found, TOLERANCE)
+            check_equal(subject, expected, outputs, TOLERANCE)
         except ValueError as error:
             raise ValueError(f"{error}; export it to=torch_export") from error
 
@@ -104,8 +104,8 @@ def _write(
             model.save(path, external_data=False)
         except torch.onnx.errors.OnnxExporterError as error:
             messages = _messages(error)
-            found = re.search(r"aten[.:]+\w+", " ".join(messages))
-            operator = found.group().replace("::", ".") if found else "an operator"
+            match = re.search(r"aten[.:]+\w+", " ".join(messages))
+            operator = match.group().replace("::", ".") if match else "an operator"
             raise ValueError(
                 f"{request.backbone} cannot be written as ONNX: "
                 f"{find_calling_module(graph.program, operator)}, {operator}: "

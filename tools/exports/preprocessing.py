@@ -84,17 +84,17 @@ def read_preprocessing(
     if run is None or find_family(run["task_name"]).export_of(ANY) != "classifier":
         return None
     datamodule = build(run["data"], "data", seed=run["seed"], predict_path=None)
-    made, size = datamodule.augmentation, datamodule.image_size
-    if isinstance(made, PaperAugmentation):
-        crop_pct, squash, interpolation = made.crop_pct, False, made.interpolation
-    elif isinstance(made, LightAugmentation):
+    augmentation, size = datamodule.augmentation, datamodule.image_size
+    if isinstance(augmentation, PaperAugmentation):
+        crop_pct, squash, interpolation = augmentation.crop_pct, False, augmentation.interpolation
+    elif isinstance(augmentation, LightAugmentation):
         crop_pct, squash, interpolation = 1.0, True, "bicubic"
     else:
         return None
     mean, std = datamodule.normalisation
     bands = getattr(datamodule, "bands", None)
-    chosen = () if bands is None else bands.numbers
-    return Preprocessing(size, crop_pct, squash, interpolation, tuple(mean), tuple(std), chosen)
+    numbers = () if bands is None else bands.numbers
+    return Preprocessing(size, crop_pct, squash, interpolation, tuple(mean), tuple(std), numbers)
 
 
 # Sources of the values.
@@ -148,14 +148,14 @@ def describe_preprocessing(
             size[0], usual.crop_pct, not square, usual.interpolation,
             tuple(usual.mean), tuple(usual.std),
         )  # fmt: skip
-    seen = size if fixed or source != FROM_RUN else (prepared.size, prepared.size)
-    cropped = not prepared.squash and seen[0] == seen[1]
+    sides = size if fixed or source != FROM_RUN else (prepared.size, prepared.size)
+    cropped = not prepared.squash and sides[0] == sides[1]
     if cropped:
-        resize = {"shorter_side": int(seen[0] / prepared.crop_pct)}
+        resize = {"shorter_side": int(sides[0] / prepared.crop_pct)}
     else:
-        resize = {"height": seen[0], "width": seen[1]}
+        resize = {"height": sides[0], "width": sides[1]}
     return {
-        "size": list(seen), "resize": resize, "crop": list(seen) if cropped else None,
+        "size": list(sides), "resize": resize, "crop": list(sides) if cropped else None,
         "interpolation": prepared.interpolation, "upright": False,
         "channels": list(prepared.bands) or "RGB",
         "mean": list(prepared.mean), "std": list(prepared.std), "source": source,
@@ -168,21 +168,21 @@ def _dense_preprocessing(
     """Describe how a detector or segmentor preprocesses images before the backbone."""
     datamodule = build(run["data"], "data", seed=run["seed"], predict_path=None)
     weights = run["head"].get("class_weights")
-    whole = build(
+    network = build(
         run["head"],
         "head",
         backbone=copy.deepcopy(backbone),
         num_classes=len(weights) if weights else 1,
     )
-    processor, bands = whole.model.data_preprocessor, getattr(datamodule, "bands", None)
+    processor, bands = network.model.data_preprocessor, getattr(datamodule, "bands", None)
     channels: Any = "RGB" if getattr(processor, "_channel_conversion", True) else "BGR"
     mean, std = (
         [round(float(value) / 255, 6) for value in getattr(processor, key).flatten()]
         for key in ("mean", "std")
     )
     if bands is not None:
-        known, channels = datamodule.known_statistics(), list(bands.numbers)
-        mean, std = list(known.mean), list(known.std)
+        statistics, channels = datamodule.known_statistics(), list(bands.numbers)
+        mean, std = list(statistics.mean), list(statistics.std)
     longest, shortest = max(datamodule.scale), min(datamodule.scale)
     if fixed:
         resize: dict[str, int] = {"height": size[0], "width": size[1]}

@@ -19,7 +19,7 @@ from torch import Tensor
 import backbones
 from backbones.options import mixer_names
 from backbones.registry import find_mixer, look_up
-from tools.exports import check_equal
+from tools.exports.requests import check_equal
 
 PACKAGE = Path(backbones.__file__).parent
 # Operators are compiled for one machine; without them torch's operations are used.
@@ -61,7 +61,7 @@ def write_standalone(name: str, options: Mapping[str, Any], folder: Path) -> Pat
     host, mixer = look_up(name)
     used = [*mixer_names(options.get("mixer")), *mixer_names(options.get("token_mixer"))]
     used += [mixer] if mixer else []
-    for build in [host.build, *(find_mixer(one).build for one in used)]:
+    for build in [host.build, *(find_mixer(mixer_name).build for mixer_name in used)]:
         if build.__module__.partition(".")[0] != "backbones":
             raise ValueError(
                 f"standalone=true copies the package backbones, but {name} needs the module "
@@ -80,14 +80,14 @@ def check_standalone(
         ValueError: The outputs differ, or the copied package fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        given, taken = Path(scratch, "images.pt"), Path(scratch, "outputs.pt")
-        torch.save(images, given)
-        paths = map(str, (folder, checkpoint, given, taken))
+        inputs, outputs = Path(scratch, "images.pt"), Path(scratch, "outputs.pt")
+        torch.save(images, inputs)
+        paths = map(str, (folder, checkpoint, inputs, outputs))
         ended = subprocess.run(
             [sys.executable, "-I", "-B", "-c", CHECK, *paths],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if ended.returncode:
             raise ValueError(f"the copied package fails: {ended.stderr[-2000:]}")
-        after = torch.load(taken, weights_only=True)
+        after = torch.load(outputs, weights_only=True)
     check_equal("the copied package", before, after)

@@ -17,10 +17,10 @@ from timm.models import save_for_hf
 
 from backbones.timm_models import around
 from heads.linear import LinearClassifier
-from tools.exports import ExportRequest, check_equal
 from tools.exports.class_lists import class_names, write_class_map
 from tools.exports.networks import Maps, build_export_network
 from tools.exports.preprocessing import read_preprocessing
+from tools.exports.requests import ExportRequest, check_equal
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 TEXT = """# {name} for timm
@@ -100,8 +100,8 @@ def export(request: ExportRequest) -> list[Path]:
         if prepared
         else {"input_size": (request.channels, *request.image_size)},
     )
-    what = f"{classes} classes" if classes else "no classifier"
-    text = TEXT.format(name=request.label, what=what)
+    content = f"{classes} classes" if classes else "no classifier"
+    text = TEXT.format(name=request.label, what=content)
     if prepared and prepared.bands:
         text += BANDS.format(bands=list(prepared.bands))
     maps = write_class_map(request.folder, names)

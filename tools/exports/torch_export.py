@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from tools.exports import ExportRequest, check_equal
 from tools.exports.class_lists import NAMES
 from tools.exports.networks import build_parts, export_class_names, list_outputs
+from tools.exports.requests import ExportRequest, check_equal
 from tools.exports.tracing import LONG, inference_form, trace
 from tools.exports.usage import (
     PREPROCESSING,
@@ -28,7 +28,7 @@ def export(request: ExportRequest) -> list[Path]:
         ValueError: The network cannot be recorded, or outputs differ.
     """
     files: list[Path] = []
-    described: list[Described] = []
+    descriptions: list[Described] = []
     parts = build_parts(request)
     names = export_class_names(request, parts)
     for part, network in parts.items():
@@ -49,12 +49,12 @@ def export(request: ExportRequest) -> list[Path]:
         for batch, *size in graph.sizes(request.image_size):
             images = request.images(batch, (size[0], size[1]))
             with torch.inference_mode():
-                found = loaded(images)
+                outputs = loaded(images)
                 check_equal(
                     f"{path.name} at {batch}x3x{size[0]}x{size[1]}",
                     list_outputs(network, images),
-                    [found] if isinstance(found, torch.Tensor) else list(found),
+                    [outputs] if isinstance(outputs, torch.Tensor) else list(outputs),
                 )
         files.append(path)
-        described.append(Described(path.name, graph, output_names(network), prepared))
-    return [*files, *write_usage(request, described, names)]
+        descriptions.append(Described(path.name, graph, output_names(network), prepared))
+    return [*files, *write_usage(request, descriptions, names)]

@@ -22,7 +22,7 @@ from torch.export import Dim, ExportedProgram
 
 from backbones.factory import LEAST_SIDE
 from backbones.layers.reparam import fuse, is_fused
-from tools.exports import ExportRequest
+from tools.exports.requests import ExportRequest
 
 INPUT = "images"
 LONG = "(takes minutes for a large network)"
@@ -35,23 +35,23 @@ class Graph:
 
     Attributes:
         program: From torch.export.
-        free: Axes of the images that may have any size, among "batch", "height", "width".
+        free_axes: Axes of the images that may have any size, among "batch", "height", "width".
         why_fixed: The reason why other axes are fixed; empty if all are free.
         least: Minimum height and width, if these are free.
     """
 
     program: ExportedProgram
-    free: tuple[str, ...]
+    free_axes: tuple[str, ...]
     why_fixed: str
     least: int = LEAST_SIDE
 
     def axes(self) -> dict[int, str]:
         """Return the free axes of the images by position."""
-        return {axis: name for axis, name in AXES.items() if name in self.free}
+        return {axis: name for axis, name in AXES.items() if name in self.free_axes}
 
     def sizes(self, size: tuple[int, int]) -> list[tuple[int, int, int]]:
         """Return (B, H, W) to compare on: the traced size and, for free axes, others."""
-        if "height" not in self.free:
+        if "height" not in self.free_axes:
             return [(2, *size), (1, *size)]
         # Maps of 73 x 99 have odd sides at three of the strides 4, 8, 16, 32.
         return [(2, *size), (1, self.least, self.least), (1, 71, 101), (1, 73, 99), (3, 128, 96)]
@@ -75,16 +75,16 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
     cause: Exception | None = None
     any_size = _with_any_size_pools(network)
     # Named axes must be proved free; if torch's algebra cannot do so, the runs below decide.
-    for axes, named in itertools.product((AXES, {0: "batch"}), (True, False)):
+    for axes, has_names in itertools.product((AXES, {0: "batch"}), (True, False)):
         recorded = any_size if axes is AXES else network
         try:
-            program = _export(recorded, request.images(), axes, named, least_side(request))
+            program = _export(recorded, request.images(), axes, has_names, least_side(request))
         except Exception as error:  # torch.export raises any error of the traced code
             why, cause = culprit(recorded, error), error
             request.report(f"free {' and '.join(axes.values())} failed this way; trying the next")
             continue
-        free, why_fixed = tuple(axes.values()), "" if axes is AXES else why
-        graph = Graph(program, free, why_fixed, least_side(request))
+        free_axes, why_fixed = tuple(axes.values()), "" if axes is AXES else why
+        graph = Graph(program, free_axes, why_fixed, least_side(request))
         cause = _first_failure(graph, request)
         if cause is None:
             return graph
@@ -131,11 +131,11 @@ def _with_any_size_pools(network: nn.Module) -> nn.Module:
 
 
 def _export(
-    network: nn.Module, images: Tensor, axes: Mapping[int, str], named: bool, side: int
+    network: nn.Module, images: Tensor, axes: Mapping[int, str], has_names: bool, side: int
 ) -> ExportedProgram:
     least = {axis: 1 if axis == 0 else side for axis in axes}
     dims: Any = {
-        axis: Dim(name, min=least[axis]) if named else Dim.AUTO(min=least[axis])
+        axis: Dim(name, min=least[axis]) if has_names else Dim.AUTO(min=least[axis])
         for axis, name in axes.items()
     }
     with torch.no_grad():
@@ -166,9 +166,9 @@ def culprit(network: nn.Module, error: BaseException) -> str:
         called = frame.f_locals.get("func")
         if isinstance(called, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             operator = str(called)
-    found = re.search(r"aten[.:]+\w+(\.\w+)?", str(error))
+    match = re.search(r"aten[.:]+\w+(\.\w+)?", str(error))
     operator = (
-        operator or (found.group() if found else "") or (f"`{line}`" if line else "its sizes")
+        operator or (match.group() if match else "") or (f"`{line}`" if line else "its sizes")
     )
     return f"{module}, {operator}: {_sentence(error)}"
 

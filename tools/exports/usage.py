@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from backbones.base import Backbone
-from tools.exports import ExportRequest
 from tools.exports.class_lists import NAMES, write_names
 from tools.exports.preprocessing import UNCHANGED, Values, describe_preprocessing
+from tools.exports.requests import ExportRequest
 from tools.exports.tracing import INPUT, Graph
 
 README, INFER, PREPROCESSING = "README.md", "infer.py", "preprocessing.json"
@@ -153,11 +153,11 @@ def output_names(network: Any) -> list[str]:
 
 def preprocessing(request: ExportRequest, backbone: Backbone, graph: Graph) -> Values:
     """Describe the preprocessing of images for a graph."""
-    fixed = "height" not in graph.free
+    is_fixed = "height" not in graph.free_axes
     if request.exported_part == "model":
-        return {**UNCHANGED, "size": list(request.image_size) if fixed else None}
+        return {**UNCHANGED, "size": list(request.image_size) if is_fixed else None}
     return describe_preprocessing(
-        request.run, backbone, request.image_size, fixed=fixed, weights=request.checkpoint
+        request.run, backbone, request.image_size, fixed=is_fixed, weights=request.checkpoint
     )
 
 
@@ -173,11 +173,11 @@ def write_usage(
     """
     first, folder = graphs[0], request.folder
     prepared = json.dumps(first.prepared, indent=2, ensure_ascii=False) + "\n"
-    named = classes if list(first.outputs) == [LOGITS] else ()
+    names = classes if list(first.outputs) == [LOGITS] else ()
     texts = {
         PREPROCESSING: prepared,
-        INFER: _script(FORMATS[request.to], first, named),
-        README: _readme(request, graphs, named),
+        INFER: _script(FORMATS[request.to], first, names),
+        README: _readme(request, graphs, names),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -226,11 +226,11 @@ def _readme(request: ExportRequest, graphs: Sequence[Described], classes: Sequen
         names=names,
         metadata="preprocessing, class_names" if classes else "preprocessing",
     )  # fmt: skip
-    given = "ARRAY.npy" if isinstance(first.prepared["channels"], list) else "IMAGE"
+    argument = "ARRAY.npy" if isinstance(first.prepared["channels"], list) else "IMAGE"
     lines = [
         f"# {request.label} as {form.title}",
         "",
-        f"`python {INFER} {given}` runs `{first.file}` on an image; it needs {form.package} and "
+        f"`python {INFER} {argument}` runs `{first.file}` on an image; it needs {form.package} and "
         "Pillow. In Python:",
         "",
         f"```python\n{example}\n```",
@@ -240,16 +240,16 @@ def _readme(request: ExportRequest, graphs: Sequence[Described], classes: Sequen
         f"{first.prepared['source']}.",
         "",
     ]
-    for one in graphs:
-        outputs = ", ".join(f"`{name}`" for name in one.outputs)
-        if "height" in one.graph.free:
-            sizes = f"any batch, any height and width from {one.graph.least}."
+    for graph in graphs:
+        outputs = ", ".join(f"`{name}`" for name in graph.outputs)
+        if "height" in graph.graph.free_axes:
+            sizes = f"any batch, any height and width from {graph.graph.least}."
         else:
             sizes = (
                 f"any batch of {height}x{width} images (for another size export with "
-                f"image_size=HEIGHTxWIDTH), because of {one.graph.why_fixed}"
+                f"image_size=HEIGHTxWIDTH), because of {graph.graph.why_fixed}"
             )
-        lines.append(f"* `{one.file}` returns {outputs}: {sizes}")
+        lines.append(f"* `{graph.file}` returns {outputs}: {sizes}")
     if classes:
         lines += ["", f"`{NAMES}` lists the classes in the order of `{LOGITS}`."]
     return "\n".join(lines) + "\n"

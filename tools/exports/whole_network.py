@@ -15,8 +15,8 @@ from torch.export import Dim, ExportedProgram
 import tasks
 from tasks.engine.family import find_family, imported
 from tasks.engine.graphs import Axes, NetworkGraph
-from tools.exports import ExportRequest, check_equal
 from tools.exports.checked_files import save_onnx, save_program
+from tools.exports.requests import ExportRequest, check_equal
 from tools.exports.tracing import culprit, inference_form
 
 TOLERANCE = 1e-4  # of onnxruntime
@@ -48,20 +48,20 @@ def export(request: ExportRequest) -> list[Path]:
             dynamic_shapes=(dict(zip(axes, names, strict=True)),) * len(graph.inputs),
         )
         # An input that changes nothing is absent from the graph.
-        known = {one.name for one in session.get_inputs()}
+        graph_inputs = {entry.name for entry in session.get_inputs()}
     else:
         module = save_program(program, path, graph.facts, graph.entry)
     for inputs in graph.trials(axes):
         if request.to == "onnx":
-            named = zip(graph.inputs, inputs, strict=True)
-            feed = {name: values.numpy() for name, values in named if name in known}
+            pairs = zip(graph.inputs, inputs, strict=True)
+            feed = {name: values.numpy() for name, values in pairs if name in graph_inputs}
             output, tolerance = torch.from_numpy(session.run(None, feed)[0]), TOLERANCE
         else:
             output, tolerance = module(*inputs), 1e-5
         with torch.inference_mode():
             expected = graph.network(*inputs)
-        what = f"{path.name} at {'x'.join(map(str, inputs[0].shape))}"
-        check_equal(what, [expected], [output], tolerance)
+        subject = f"{path.name} at {'x'.join(map(str, inputs[0].shape))}"
+        check_equal(subject, [expected], [output], tolerance)
     readme = request.folder / "README.md"
     readme.write_text(f"# {request.label}\n\n{graph.readme(path.name, names)}")
     return [path, *graph.files, readme]
@@ -71,9 +71,9 @@ def _record(graph: NetworkGraph, label: str) -> tuple[ExportedProgram, Axes]:
     """Record a network with as many free axes as it allows."""
     error: Exception | None = None
     # Named axes must be proved free; if torch's algebra cannot do so, the runs decide.
-    for axes, named in itertools.product(graph.axes, (True, False)):
+    for axes, has_names in itertools.product(graph.axes, (True, False)):
         dims: Any = {
-            axis: Dim(name, min=least, max=most) if named else Dim.AUTO(min=least, max=most)
+            axis: Dim(name, min=least, max=most) if has_names else Dim.AUTO(min=least, max=most)
             for axis, (name, least, most) in axes.items()
         }
         trials = graph.trials(axes)

@@ -75,7 +75,7 @@ def relative_errors(mixer: Mixer, results: list[Tensor], expected: list[Tensor])
 
     The output's error is that of most tokens where rounding may turn a mixer's choice.
     """
-    results = [one.to("cpu", torch.float64) for one in results]
+    results = [result.to("cpu", torch.float64) for result in results]
     y, truth = results[0], expected[0]
     if mixer.makes_choices:
         output = ((y - truth).norm(dim=-1) / truth.norm(dim=-1)).median()
@@ -83,9 +83,9 @@ def relative_errors(mixer: Mixer, results: list[Tensor], expected: list[Tensor])
         output = (y - truth).norm() / truth.norm()
     groups = [slice(1, 2)] + [slice(2, None)] * (len(expected) > 2)
     gradients = [
-        torch.stack([(one - other).norm() for one, other in
+        torch.stack([(result - truth).norm() for result, truth in
                      zip(results[group], expected[group], strict=True)]).norm()
-        / torch.stack([other.norm() for other in expected[group]]).norm().clamp(min=1e-30)
+        / torch.stack([truth.norm() for truth in expected[group]]).norm().clamp(min=1e-30)
         for group in groups
     ]  # fmt: skip
     return [float(output), float(torch.stack(gradients).max())]

@@ -71,7 +71,7 @@ class Worker:
         records = [line for line in lines if "verdict" in line]
         checked = {record["name"] for record in records}
         begun = [line["name"] for line in lines if "verdict" not in line][-1:]
-        return records, [one for one in dict.fromkeys([*begun, *self.names]) if one not in checked]
+        return records, [job for job in dict.fromkeys([*begun, *self.names]) if job not in checked]
 
     def failure(self) -> str:
         """Return why the process has ended."""
@@ -113,12 +113,12 @@ def run_workers(
                 why = f"not reached in {extent.seconds:.0f} s"
                 break
             for worker in list(waiting):
-                if worker.is_timed or sum(not one.is_timed for one in running) < extent.jobs:
+                if worker.is_timed or sum(not job.is_timed for job in running) < extent.jobs:
                     worker.start(folder)
                     waiting.remove(worker)
                     running.append(worker)
             for worker in [
-                one for one in running if one.process and one.process.poll() is not None
+                job for job in running if job.process and job.process.poll() is not None
             ]:
                 running.remove(worker)
                 records, more = _close(worker)

@@ -33,7 +33,7 @@ def check_host(name: str, setting: Setting) -> Iterator[Record]:
     options = _options(form, setting, extent.hosts[host], extent.host_rounds)
     options["image_size"] = str(extent.image_size)
     networks: list[Network] = [
-        (one, {}) for one in (host, *(f"{host}_{mixer}" for mixer in MIXERS))
+        (network, {}) for network in (host, *(f"{host}_{mixer}" for mixer in MIXERS))
     ]
     rows = time_runs([networks], options)
     for mixer in MIXERS:
@@ -55,10 +55,10 @@ def token_groups(setting: Setting) -> list[list[str]]:
     """Return token mixers for several processes, and those that are compiled."""
     extent = setting.extent
     names = [name for name in list_mixers("token") if extent.only is None or name in extent.only]
-    wanted = names if extent.compiled_mixers is None else extent.compiled_mixers
+    selection = names if extent.compiled_mixers is None else extent.compiled_mixers
     forms = (
         [f"eager {name}" for name in names],
-        [f"compiled {name}" for name in names if name in wanted],
+        [f"compiled {name}" for name in names if name in selection],
     )
     groups = [form[start::PROCESSES] for form in forms for start in range(PROCESSES)]
     return [group for group in groups if group]

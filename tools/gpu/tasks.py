@@ -29,14 +29,14 @@ def task_groups(setting: Setting) -> list[list[str]]:
     names = list(readme_commands())
     started = {name: find_family(name).started_by for name in names}
     return [
-        [name, *(one for one in names if started[one] == name)]
+        [name, *(other_name for other_name in names if started[other_name] == name)]
         for name in names if started[name] not in names
     ]  # fmt: skip
 
 
 def check_task(name: str, setting: Setting) -> Iterator[Record]:
     """Yield the verdict on a task that trains, tests and predicts, or the last line of its run."""
-    missing = [one for one in find_family(name).needs if installed_version(one) is None]
+    missing = [package for package in find_family(name).needs if installed_version(package) is None]
     if missing:
         yield {"verdict": ABSENT, "note": f"not installed: {', '.join(missing)}"}
         return

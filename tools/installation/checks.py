@@ -106,17 +106,17 @@ def required_torch() -> str | None:
 
 
 def check_torch_pair(
-    version_of: VersionOf = installed_version, wanted: str | None = required_torch()
+    version_of: VersionOf = installed_version, versions: str | None = required_torch()
 ) -> Check:
     """Check that the installed torchvision was built for the installed torch."""
     torch, torchvision = version_of("torch"), version_of("torchvision")
     if torch is None or torchvision is None:
         return Check("torch and torchvision", "problem", "missing", "make install", core=True)
     text = f"torch {torch}, torchvision {torchvision}"
-    if wanted is None or wanted == torch.split("+")[0]:
+    if versions is None or versions == torch.split("+")[0]:
         return Check("torch and torchvision", "ok", text)
     remedy = "pip install -c constraints.txt torch torchvision, then make install"
-    text += f", which was built for torch {wanted}"
+    text += f", which was built for torch {versions}"
     return Check("torch and torchvision", "problem", text, remedy, core=True)
 
 
@@ -124,10 +124,10 @@ def check_overwritten(version_of: VersionOf = installed_version) -> list[Check]:
     """Check that the original MM packages have not overwritten the maintained ones."""
     checks = []
     for fork, originals in ORIGINALS.items():
-        found = [name for name in originals if version_of(name) is not None]
-        if found:
-            text = f"{' and '.join(found)} overwrites its files in the same folder"
-            remedy = f"pip uninstall -y {' '.join([*found, fork])}, then make install"
+        names = [name for name in originals if version_of(name) is not None]
+        if names:
+            text = f"{' and '.join(names)} overwrites its files in the same folder"
+            remedy = f"pip uninstall -y {' '.join([*names, fork])}, then make install"
             checks.append(Check(fork, "problem", text, remedy))
     return checks
 
@@ -145,13 +145,13 @@ def check_opencv(
     version_of: VersionOf = installed_version, is_headless: Callable[[], bool] = opencv_is_headless
 ) -> Check:
     """Check that the OpenCV packages in the shared folder agree, the headless one on top."""
-    found = {name: version for name in OPENCV if (version := version_of(name)) is not None}
-    text = ", ".join(f"{name} {version}" for name, version in found.items()) or "missing"
-    if not found:
+    versions = {name: version for name in OPENCV if (version := version_of(name)) is not None}
+    text = ", ".join(f"{name} {version}" for name, version in versions.items()) or "missing"
+    if not versions:
         return Check("opencv", "note", text, "make install")
     repair = "pip install -c constraints.txt --force-reinstall --no-deps opencv-python-headless"
-    if len(set(found.values())) > 1:
-        remedy = f"pip install -c constraints.txt {' '.join(found)}, then {repair}"
+    if len(set(versions.values())) > 1:
+        remedy = f"pip install -c constraints.txt {' '.join(versions)}, then {repair}"
         return Check("opencv", "problem", f"{text}: they share one folder and must agree", remedy)
     if not is_headless():
         return Check("opencv", "note", f"{text}; the one installed last needs libGL", repair)
@@ -172,22 +172,22 @@ def probe() -> dict[str, Any]:
         return {**EMPTY_PROBE, "error": last}
 
 
-def check_operators(found: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
+def check_operators(facts: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
     """Check that mmcv's operators load: torchvision's, or compiled ones for this torch."""
     mmcv, torch = version_of("onedl-mmcv"), version_of("torch")
     if mmcv is None:
         return Check("mmcv operators", "note", "mmcv is not installed", "make install")
     pair = f"mmcv {mmcv}, torch {torch}, Python {platform.python_version()}"
-    if found["error"]:
-        text = f"do not work for {pair}: {found['error']}"
+    if facts["error"]:
+        text = f"do not work for {pair}: {facts['error']}"
         again = "pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
         return Check("mmcv operators", "problem", text, again)
-    return Check("mmcv operators", "ok", f"{pair}: {found['operators']}")
+    return Check("mmcv operators", "ok", f"{pair}: {facts['operators']}")
 
 
-def check_kernels(found: dict[str, Any]) -> Check:
+def check_kernels(facts: dict[str, Any]) -> Check:
     """Check that our operators are compiled; without them mixers are slower, with equal results."""
-    text = found["kernels"]
+    text = facts["kernels"]
     if "switched off" in text:
         return Check("mixer operators", "note", text, "unset MIXERLAB_KERNELS")
     if not text.startswith("compiled"):
@@ -198,44 +198,44 @@ def check_kernels(found: dict[str, Any]) -> Check:
     return Check("mixer operators", "ok", text)
 
 
-def check_files(found: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
+def check_files(facts: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
     """Check that every file of backbones/mixers and hosts can be imported."""
     if version_of("timm") is None:
         return Check(FILES, "note", "not checked, because timm is missing", "make install")
-    if found["broken"]:
+    if facts["broken"]:
         remedy = "fix the file, or move it out of the folder"
-        return Check(FILES, "problem", found["broken"], remedy, core=True)
-    if not found["registered"]:
-        return Check(FILES, "note", f"not checked: {found['error']}", "make install")
-    return Check(FILES, "ok", found["registered"])
+        return Check(FILES, "problem", facts["broken"], remedy, core=True)
+    if not facts["registered"]:
+        return Check(FILES, "note", f"not checked: {facts['error']}", "make install")
+    return Check(FILES, "ok", facts["registered"])
 
 
-def check_devices(found: dict[str, Any]) -> Check:
+def check_devices(facts: dict[str, Any]) -> Check:
     """List processors and GPUs; a machine without a GPU is fine."""
-    gpus = ", ".join(found["gpus"]) or "no GPU (training runs on the CPU)"
+    gpus = ", ".join(facts["gpus"]) or "no GPU (training runs on the CPU)"
     return Check("devices", "ok", f"{len(os.sched_getaffinity(0))} CPU cores, {gpus}")
 
 
 def check_disk(free_bytes: int | None = None) -> Check:
     """Check that there is room for sample data and runs."""
-    free = (shutil.disk_usage(ROOT).free if free_bytes is None else free_bytes) / 2**30
-    if free < MIN_FREE_GB:
-        text = f"{free:.1f} GB free; runs and sample data may need {MIN_FREE_GB:.0f}"
+    space = (shutil.disk_usage(ROOT).free if free_bytes is None else free_bytes) / 2**30
+    if space < MIN_FREE_GB:
+        text = f"{space:.1f} GB free; runs and sample data may need {MIN_FREE_GB:.0f}"
         return Check("disk", "note", text, "free some space")
-    return Check("disk", "ok", f"{free:.0f} GB free")
+    return Check("disk", "ok", f"{space:.0f} GB free")
 
 
 def run_checks() -> list[Check]:
     """Run all checks."""
-    found = EMPTY_PROBE if installed_version("torch") is None else probe()
+    facts = EMPTY_PROBE if installed_version("torch") is None else probe()
     return [
         check_python(),
         check_torch_pair(),
         *check_overwritten(),
         check_opencv(),
-        check_operators(found),
-        check_kernels(found),
-        check_files(found),
-        check_devices(found),
+        check_operators(facts),
+        check_kernels(facts),
+        check_files(facts),
+        check_devices(facts),
         check_disk(),
     ]

@@ -96,13 +96,13 @@ def read_requirements(path: Path = ROOT / "pyproject.toml") -> dict[str, list[st
 
     project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
-    seen: set[str] = set()
-    named: dict[str, list[str]] = {}
+    earlier_names: set[str] = set()
+    requirements: dict[str, list[str]] = {}
     for group, lines in groups.items():
         names = [normalise(re.split(r"[\s<>=!~;\[]", line)[0]) for line in lines]
-        named[group] = [name for name in names if name not in seen]
-        seen.update(names)
-    return named
+        requirements[group] = [name for name in names if name not in earlier_names]
+        earlier_names.update(names)
+    return requirements
 
 
 def tasks_with(name: str, group: str) -> list[str]:
@@ -110,14 +110,16 @@ def tasks_with(name: str, group: str) -> list[str]:
     from tasks.engine.family import families  # of the Python that main has checked
 
     optional = [
-        f"task={one.name} {one.uses[name]}" for one in families().values() if name in one.uses
+        f"task={family.name} {family.uses[name]}"
+        for family in families().values()
+        if name in family.uses
     ]
     if optional:
         return optional
     needs = {family.name: set(family.needs) for family in families().values()}
-    others = set(read_requirements()[group]) if group else set()
-    named = [task for task, own in needs.items() if name in own]
-    return named or [task for task, own in needs.items() if own & others]
+    group_names = set(read_requirements()[group]) if group else set()
+    tasks = [task for task, packages in needs.items() if name in packages]
+    return tasks or [task for task, packages in needs.items() if packages & group_names]
 
 
 def describe(name: str, group: str, tested: str, installed: str | None) -> Package:

@@ -53,9 +53,9 @@ def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) 
     Raises:
         ValueError: The head is unknown or for another task.
     """
-    known = list_dense_heads(task)
-    if head not in known:
-        raise ValueError(f"head={head} is not for task={task}; pass one of {', '.join(known)}")
+    heads = list_dense_heads(task)
+    if head not in heads:
+        raise ValueError(f"head={head} is not for task={task}; pass one of {', '.join(heads)}")
     content = _read(CONFIGS / "head" / f"{head}.yaml")
     content.pop("_tasks_")
     return deep_merge(content, changes or {})
@@ -94,28 +94,28 @@ def count_dense_parts(
     device = "cpu" if _has_queries(config["head"]) else "meta"
     with torch.device(device):
         backbone = create_backbone(name, dense=True, **json.loads(options))
-        whole = build(config["head"], "head", backbone=backbone, num_classes=classes)
+        network = build(config["head"], "head", backbone=backbone, num_classes=classes)
     with torch.device(device), torch.no_grad():
         counted = find_family(task).counted
         assert counted is not None
-        return list(imported(counted.parts, __name__)(whole.eval(), size, rule))
+        return list(imported(counted.parts, __name__)(network.eval(), size, rule))
 
 
 def _has_queries(head: Mapping[str, Any]) -> bool:
     return any(word in str(head["base"]) for word in ("dino", "detr", "former"))
 
 
-def parts_of(whole: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
+def parts_of(network: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
     """Yield the parts of a model of the MM toolkits."""
-    model = whole.model
+    model = network.model
     counted: set[nn.Parameter] = set()
 
     def part(name: str, modules: Sequence[nn.Module], run: Callable[[], object]) -> Part:
         # Shared parameters are counted once, in the part that comes first.
-        found = {p: p.numel() for module in modules for p in module.parameters()}
-        own = sum(number for p, number in found.items() if p not in counted)
-        counted.update(found)
-        return name, own, count_macs(lambda _: run(), size, rule)
+        sizes = {p: p.numel() for module in modules for p in module.parameters()}
+        total = sum(number for p, number in sizes.items() if p not in counted)
+        counted.update(sizes)
+        return name, total, count_macs(lambda _: run(), size, rule)
 
     images = torch.zeros(1, 3, *size)
     maps: tuple[Tensor, ...] = model.backbone(images)
@@ -165,13 +165,13 @@ def _second_stage(
         if not getattr(roi_head, f"with_{kind}"):
             continue
         heads, extractors = (
-            list(found) if isinstance(found, nn.ModuleList) else [found]
-            for found in (getattr(roi_head, f"{kind}_head"), _extractor(roi_head, kind))
+            list(modules) if isinstance(modules, nn.ModuleList) else [modules]
+            for modules in (getattr(roi_head, f"{kind}_head"), _extractor(roi_head, kind))
         )  # type: tuple[list[Any], list[Any]]
         extractors *= len(heads) // len(extractors)
         regions = [
-            torch.zeros(number, one.out_channels, *one.roi_layers[0].output_size)
-            for one in extractors
+            torch.zeros(number, extractor.out_channels, *extractor.roi_layers[0].output_size)
+            for extractor in extractors
         ]
         pairs = list(zip(heads, regions, strict=True))
         yield f"{kind} head", heads, lambda pairs=pairs: [head(x) for head, x in pairs]  # type: ignore[misc]

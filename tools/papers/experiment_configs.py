@@ -16,7 +16,7 @@ def experiment_config(row: Row) -> dict[str, Any]:
     A row that starts from trained weights requires them, since random weights give another run.
     """
     train = row.train
-    chosen = {
+    choices = {
         "task": row.task,
         "head": row.head,
         "data": train.data,
@@ -31,7 +31,7 @@ def experiment_config(row: Row) -> dict[str, Any]:
     if row.head_options:
         overrides["head"] = _to_dict(row.head_options) | _to_dict(overrides.get("head", {}))
     content: dict[str, Any] = {
-        "defaults": [{f"override /{group}": name} for group, name in chosen.items() if name],
+        "defaults": [{f"override /{group}": name} for group, name in choices.items() if name],
         "paper": {"name": row.paper, "table": row.table, "experiment": row.name},
         **_to_dict(overrides),
     }
@@ -42,13 +42,13 @@ def experiment_config(row: Row) -> dict[str, Any]:
     return content
 
 
-def check_runnable(row: Row, typed: Sequence[str] = ()) -> None:
+def check_runnable(row: Row, words: Sequence[str] = ()) -> None:
     """Check that a row can be trained: its missing settings are typed.
 
     Raises:
         ValueError: The paper leaves a setting open.
     """
-    options = dict(re.sub(r"^\++", "", word).partition("=")[::2] for word in typed)
+    options = dict(re.sub(r"^\++", "", word).partition("=")[::2] for word in words)
     evaluates = options.get("mode", "fit") != "fit"
     if row.train.cannot_run and not evaluates and not options.keys() & set(row.train.needs):
         raise ValueError(f"experiment={row.name} cannot run: {row.train.cannot_run}")

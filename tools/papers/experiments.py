@@ -27,15 +27,15 @@ def experiments() -> Mapping[str, Row]:
     Raises:
         ValueError: Two rows of a paper share a name; one of them needs a ``variant``.
     """
-    found: dict[str, Row] = {}
+    rows_by_name: dict[str, Row] = {}
     for paper in list_papers():
         for row in sorted(load_rows(paper), key=lambda row: row.table):
             if not row.name:
                 continue
-            if row.name in found:
+            if row.name in rows_by_name:
                 raise ValueError(f"two rows of {paper} are named {row.name}; give one a variant")
-            found[row.name] = row
-    return found
+            rows_by_name[row.name] = row
+    return rows_by_name
 
 
 def find_experiment(name: str) -> Row:
@@ -44,11 +44,11 @@ def find_experiment(name: str) -> Row:
     Raises:
         ValueError: The name is unknown; the message suggests the nearest.
     """
-    known = experiments()
-    if name in known:
-        return known[name]
-    longer = [one for one in known if _is_abbreviation(name, one)]
-    near = sorted(longer, key=len)[:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    rows = experiments()
+    if name in rows:
+        return rows[name]
+    longer = [row_name for row_name in rows if _is_abbreviation(name, row_name)]
+    near = sorted(longer, key=len)[:3] or difflib.get_close_matches(name, rows, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ValueError(
         f"unknown experiment {name!r}; {hint}names are <paper>_t<table>_<backbone>, and "
@@ -56,10 +56,10 @@ def find_experiment(name: str) -> Row:
     )
 
 
-def _is_abbreviation(short: str, name: str) -> bool:
-    """Return True if ``short`` is ``name`` without some of its words, such as the table."""
+def _is_abbreviation(text: str, name: str) -> bool:
+    """Return True if ``text`` is ``name`` without some of its words, such as the table."""
     words = iter(name.split("_"))
-    return all(word in words for word in short.split("_"))
+    return all(word in words for word in text.split("_"))
 
 
 def describe(row: Row) -> str:

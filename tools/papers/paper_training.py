@@ -31,7 +31,7 @@ class Training:
 
 
 def row_training(
-    backbone: str, options: str, shared: Mapping[str, Any], own: Mapping[str, Any]
+    backbone: str, options: str, shared: Mapping[str, Any], entry: Mapping[str, Any]
 ) -> Training:
     """Merge the training settings of a row with those of its table; the row's win.
 
@@ -42,14 +42,14 @@ def row_training(
         backbone: The row's; replaces ``{backbone}`` in ``start``.
         options: The row's as typed; replace ``{options}`` in ``start``.
         shared: The table's settings.
-        own: The row's settings.
+        entry: The row's settings.
 
     Raises:
         TypeError: A field is unknown.
         ValueError: No pattern matches.
     """
-    merged = {**shared, **own}
-    merged["overrides"] = deep_merge(shared.get("overrides", {}), own.get("overrides", {}))
+    merged = {**shared, **entry}
+    merged["overrides"] = deep_merge(shared.get("overrides", {}), entry.get("overrides", {}))
     for key in ("recipe", "start"):
         if isinstance(merged.get(key), Mapping):
             merged[key] = _match_backbone(key, merged[key], backbone)

@@ -116,11 +116,11 @@ class Row:
             macs: Our multiply-adds, or None if not counted.
             base: The same pair for ``self.base``.
         """
-        ours, plain = _in_units(params, macs), _in_units(*base)
+        ours, base_counts = _in_units(params, macs), _in_units(*base)
         return {
-            name: value - plain[name]
+            name: value - base_counts[name]
             for name, value in ours.items()
-            if f"{name}_delta" in self.reported and name in plain
+            if f"{name}_delta" in self.reported and name in base_counts
         }
 
     def residuals(
@@ -144,33 +144,33 @@ class Row:
 
     def printed(self, name: str) -> Printed | None:
         """Return the count to compare ours with: the printed change, else the printed total."""
-        found = self.reported.get(f"{name}_delta", self.reported.get(name))
-        return found if isinstance(found, Printed) else None
+        figure = self.reported.get(f"{name}_delta", self.reported.get(name))
+        return figure if isinstance(figure, Printed) else None
 
-    def mismatches(self, found: Mapping[str, Decimal]) -> list[str]:
+    def mismatches(self, residuals: Mapping[str, Decimal]) -> list[str]:
         """Return the counts whose residuals change the printed digits."""
-        return [name for name, value in found.items() if not self._agrees(name, value)]
+        return [name for name, value in residuals.items() if not self._agrees(name, value)]
 
-    def verdict(self, found: Mapping[str, Decimal], *, as_published: bool = True) -> str:
+    def verdict(self, residuals: Mapping[str, Decimal], *, as_published: bool = True) -> str:
         """Judge residuals per count: "agrees", "differs by X: cause" or "DIFFERS by X".
 
         Args:
-            found: From ``residuals``.
+            residuals: From ``residuals``.
             as_published: Ours are counted by the row's rule, so its causes apply.
         """
         causes = self.cause if as_published else {}
-        known: list[str] = []
-        unknown: list[str] = []
-        for name in self.mismatches(found):
+        explanations: list[str] = []
+        problems: list[str] = []
+        for name in self.mismatches(residuals):
             printed = self.printed(name)
             assert printed is not None
             decimals = len(printed.text.partition(".")[2])
-            amount = f"by {found[name]:+.{max(2, decimals + 1)}f} {UNITS[name]}"
+            amount = f"by {residuals[name]:+.{max(2, decimals + 1)}f} {UNITS[name]}"
             if name in causes:
-                known.append(f"differs {amount}: {causes[name]}")
+                explanations.append(f"differs {amount}: {causes[name]}")
             else:
-                unknown.append(f"DIFFERS {amount}")
-        return "; ".join([*unknown, *known]) or "agrees"
+                problems.append(f"DIFFERS {amount}")
+        return "; ".join([*problems, *explanations]) or "agrees"
 
     def _agrees(self, name: str, residual: Decimal) -> bool:
         printed = self.printed(name)
@@ -187,13 +187,13 @@ def _in_units(params: int, macs: int | None) -> dict[str, Decimal]:
 
 def _parse_reported(reported: Mapping[str, Any]) -> dict[str, float]:
     """Parse the reported figures; counts keep their digits."""
-    found = {}
+    figures = {}
     for name, value in reported.items():
         try:
-            found[name] = Printed(value) if name in COUNTS else float(value)
+            figures[name] = Printed(value) if name in COUNTS else float(value)
         except ValueError as error:
             raise ValueError(f"reported.{name} {error}") from None
-    return found
+    return figures
 
 
 def list_papers() -> list[str]:
@@ -216,8 +216,8 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
     for number, entry in enumerate(content["rows"], start=1):
         try:
             shared = tables.get(entry.get("table"), {})
-            typed = network_label(("", entry.get("options", {}))).strip()
-            train = row_training(entry.get("backbone", ""), typed, shared, entry.pop("train", {}))
+            words = network_label(("", entry.get("options", {}))).strip()
+            train = row_training(entry.get("backbone", ""), words, shared, entry.pop("train", {}))
             entry |= {"train": train, "reported": _parse_reported(entry.get("reported", {}))}
             rows.append(Row(paper=paper, rule=content.get("rule", "macs"), **entry))
         except (TypeError, ValueError) as error:
@@ -230,5 +230,5 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
                 raise ValueError(
                     f"{path}, row {number}: cause must be one of {', '.join(CAUSES)}; got {cause!r}"
                 )
-    named = [replace(row, name=name) for row, name in zip(rows, row_names(rows), strict=True)]
-    return [row for row in named if task in (None, row.task)]
+    named_rows = [replace(row, name=name) for row, name in zip(rows, row_names(rows), strict=True)]
+    return [row for row in named_rows if task in (None, row.task)]

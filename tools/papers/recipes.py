@@ -24,8 +24,8 @@ def replace_null_recipe(overrides: Sequence[str]) -> list[str]:
     Hydra accepts null for a group only if nothing else, such as an experiment, chooses the group.
     """
     return [
-        re.sub(r"\bnull\b", NO_RECIPE, one) if re.match(r"\+*recipe=", one) else one
-        for one in overrides
+        re.sub(r"\bnull\b", NO_RECIPE, word) if re.match(r"\+*recipe=", word) else word
+        for word in overrides
     ]
 
 
@@ -45,7 +45,7 @@ def register_resolvers() -> None:
 
 
 def check_data(
-    recipe: Mapping[str, Any], target: str, like: str | None = None, typed: Sequence[str] = ()
+    recipe: Mapping[str, Any], target: str, like: str | None = None, words: Sequence[str] = ()
 ) -> None:
     """Check that a recipe fits the data, unless an experiment chose the recipe.
 
@@ -53,35 +53,35 @@ def check_data(
         recipe: The group of the config.
         target: The data module's class.
         like: The dataset whose recipes also fit these data.
-        typed: The command's options, for the advice.
+        words: The command's options, for the advice.
 
     Raises:
         ValueError: The recipe is for other data.
     """
-    wanted = recipe.get("_data_")
-    if wanted is None or wanted == like:
+    data = recipe.get("_data_")
+    if data is None or data == like:
         return
-    file = read_yaml(CONFIGS / "data" / f"{wanted}.yaml")
+    file = read_yaml(CONFIGS / "data" / f"{data}.yaml")
     if file["data"]["_target_"] == target:
         return
-    if typed_choice("experiment", typed):
+    if typed_choice("experiment", words):
         return  # results are marked as not comparable with the paper
-    chosen = typed_choice("recipe", typed) or "recipe="
+    choice = typed_choice("recipe", words) or "recipe="
     raise ValueError(
-        f"this recipe is made for data={wanted}: pass data={wanted} data.root=<its folder>, "
-        f"which may hold any set of the same layout, or leave {chosen} out"
+        f"this recipe is made for data={data}: pass data={data} data.root=<its folder>, "
+        f"which may hold any set of the same layout, or leave {choice} out"
     )
 
 
-def typed_choice(group: str, typed: Sequence[str]) -> str | None:
+def typed_choice(group: str, arguments: Sequence[str]) -> str | None:
     """Return the argument that chooses an option of a group, or None."""
-    words = [re.sub(r"^\++|['\"]", "", word) for word in typed]
-    chosen = [
+    words = [re.sub(r"^\++|['\"]", "", word) for word in arguments]
+    choices = [
         word
         for word in words
         if word.startswith(f"{group}=") and word not in (f"{group}=null", f"{group}={NO_RECIPE}")
     ]
-    return chosen[-1] if chosen else None
+    return choices[-1] if choices else None
 
 
 def _host_value(option: str, *, _root_: Any) -> Any:
@@ -98,13 +98,13 @@ def _data_value(option: str, *, _root_: Any) -> Any:
     value = _look_up(_root_.recipe.get(option), name, option)
     if not isinstance(value, Mapping):
         return value
-    ((other, table),) = value.items()
-    return _look_up(table, str(OmegaConf.select(_root_, other)), option)
+    ((key, table),) = value.items()
+    return _look_up(table, str(OmegaConf.select(_root_, key)), option)
 
 
 def _prefix_option(option: str, *, _root_: Any) -> Any:
-    typed: Any = OmegaConf.to_container(_root_.backbone, resolve=False)
-    names = [*mixer_names(typed.get("token_mixer")), *mixer_names(typed.get("mixer"))]
+    options: Any = OmegaConf.to_container(_root_.backbone, resolve=False)
+    names = [*mixer_names(options.get("token_mixer")), *mixer_names(options.get("mixer"))]
     return catalogue().prefix_options(_root_.backbone.name, *names)[option]
 
 

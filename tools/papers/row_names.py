@@ -34,11 +34,11 @@ def row_names(rows: Sequence[Row]) -> list[str]:
         if not row.metrics:
             names.append("")
             continue
-        group, own = groups[row.table, row.backbone], _distinguishing_parts(row)
+        group, parts = groups[row.table, row.backbone], _distinguishing_parts(row)
         differing = {
             key: value
-            for key, value in own.items()
-            if any(other.get(key) != value for other in group)
+            for key, value in parts.items()
+            if any(sibling.get(key) != value for sibling in group)
         }
         words = [_name_part(key, value) for key, value in differing.items() if key[0] == "head"]
         words += [_name_part(key, value) for key, value in differing.items() if key[0] == "option"]
@@ -53,26 +53,26 @@ def row_names(rows: Sequence[Row]) -> list[str]:
 def _distinguishing_parts(row: Row) -> dict[Part, Any]:
     """Return what may distinguish a row from others of its backbone and table, by kind and key."""
     options = {"": row.variant} if row.variant else _flatten_leaves(row.options)
-    plain = {("head", "head"): row.head, ("head", "data"): row.train.data}
+    parts = {("head", "head"): row.head, ("head", "data"): row.train.data}
     return {
-        **{part: value for part, value in plain.items() if value},
+        **{part: value for part, value in parts.items() if value},
         **{("option", key): value for key, value in options.items()},
         **({("protocol", ""): row.train.protocol} if row.train.protocol else {}),
     }
 
 
 def _flatten_leaves(options: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in options.items():
         if isinstance(value, Mapping):
-            found |= _flatten_leaves(value)
+            leaves |= _flatten_leaves(value)
         elif key not in UNNAMED:
-            found[key] = value
-    return found
+            leaves[key] = value
+    return leaves
 
 
 def _name_part(part: Part, value: Any) -> str:
     values = value if isinstance(value, list) else [value]
-    shown = "_".join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)
+    text = "_".join(str(item).lower() if isinstance(item, bool) else str(item) for item in values)
     kind, key = part
-    return f"{key}_{shown}" if kind == "option" and key else shown
+    return f"{key}_{text}" if kind == "option" and key else text

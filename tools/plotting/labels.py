@@ -25,8 +25,8 @@ def name_ticks(axis: Any, names: Sequence[str], *, vertical: bool = False, size:
     box = axis.get_position()
     inches = axis.figure.get_size_inches()
     points = 72 * (inches[1] * box.height if vertical else inches[0] * box.width)
-    needed = LINE_HEIGHT * size / (1 if vertical else math.sin(math.radians(ANGLE)))
-    every = max(1, math.ceil(needed * len(names) / points))
+    space = LINE_HEIGHT * size / (1 if vertical else math.sin(math.radians(ANGLE)))
+    every = max(1, math.ceil(space * len(names) / points))
     places = range(0, len(names), every)
     texts = [cut(names[place]) for place in places]
     if vertical:
@@ -58,11 +58,9 @@ def text_extent(text: Any) -> Any:
 
 def texts_overlap(texts: Sequence[Any]) -> bool:
     """Return True if two visible texts of a drawn figure overlap."""
-    shown = [text for text in texts if text.get_visible() and text.get_text().strip()]
-    boxes = [text_extent(text) for text in shown]
-    return any(
-        one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[place + 1 :]
-    )
+    labels = [text for text in texts if text.get_visible() and text.get_text().strip()]
+    boxes = [text_extent(text) for text in labels]
+    return any(box.overlaps(peer) for place, box in enumerate(boxes) for peer in boxes[place + 1 :])
 
 
 def spread_ticks(axis: Any) -> None:
@@ -70,11 +68,11 @@ def spread_ticks(axis: Any) -> None:
     axis.figure.draw_without_rendering()
     if not texts_overlap(axis.get_xticklabels()):
         return
-    needed = 0.0
+    space = 0.0
     for label in axis.get_xticklabels():
         label.set(rotation=ANGLE, ha="right", rotation_mode="anchor")
-        needed = LINE_HEIGHT * label.get_fontsize() / math.sin(math.radians(ANGLE))
-    dots = needed * axis.figure.dpi / 72
+        space = LINE_HEIGHT * label.get_fontsize() / math.sin(math.radians(ANGLE))
+    dots = space * axis.figure.dpi / 72
     last = -math.inf
     for place, label in sorted(zip(axis.get_xticks(), axis.get_xticklabels(), strict=True)):
         at = axis.transData.transform((place, axis.get_ylim()[0]))[0]
@@ -86,7 +84,7 @@ def turn_bar_labels(axis: Any, texts: Sequence[Any]) -> None:
     """Rotate the numbers above bars if one is wider than its bar."""
     axis.figure.draw_without_rendering()
     boxes = sorted((text.get_window_extent() for text in texts), key=lambda box: box.x0)
-    if any(one.x1 > other.x0 for one, other in itertools.pairwise(boxes)):
+    if any(box.x1 > peer.x0 for box, peer in itertools.pairwise(boxes)):
         axis.margins(y=0.3)  # room for the rotated numbers
         for text in texts:
             text.set(rotation=90, va="bottom")

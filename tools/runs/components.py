@@ -152,20 +152,20 @@ def check_config(config: RunConfig) -> RunConfig:
     Raises:
         ValueError: Names the option and what it may be.
     """
-    known = check_options(automatic.apply_fixed_schedule(config))
+    values = check_options(automatic.apply_fixed_schedule(config))
     if config.mode == "fit":
-        chosen = {key: v for key, v in config.optimizer.items() if v != automatic.AUTO}
-        check_optimizer({"lr": 1.0, **chosen})
+        choices = {key: v for key, v in config.optimizer.items() if v != automatic.AUTO}
+        check_optimizer({"lr": 1.0, **choices})
     automatic_batch = {k: v for k, v in config.data.items() if v == automatic.AUTO}
     backbone = {"name": config.backbone["name"], **solve_match(**config.backbone)}
-    trainer.check_trainer_options(known.trainer)
+    trainer.check_trainer_options(values.trainer)
     check_trainer(config.trainer)
     if config.mode == "fit":
         family = find_family(config.task_name)
         metrics = {metric.name: metric.direction for metric in family.metrics} | {"loss": "min"}
         make_callbacks(Path(), f"val/{family.monitor}", metrics, **config.callbacks)
-    data = known.data | automatic_batch
-    parts = {"backbone": backbone, "data": data, "head": known.head, "task": known.task}
+    data = values.data | automatic_batch
+    parts = {"backbone": backbone, "data": data, "head": values.head, "task": values.task}
     return config.model_copy(update=parts)
 
 
@@ -189,11 +189,11 @@ def _callbacks(config: RunConfig, folder: Path, task: BaseTask) -> list[Callback
 
 def _datamodule(config: RunConfig, checkpoint: Checkpoint | None) -> tuple[Any, bool]:
     """Build the datamodule; return it, and True if the run needs no data set."""
-    known = automatic.apply_fixed_schedule(config)
+    values = automatic.apply_fixed_schedule(config)
     if checkpoint is not None:  # evaluated images are normalised as in training
-        data = automatic.with_measured(known.data, checkpoint.values.get(BUILT))
-        known = known.model_copy(update={"data": data})
-    datamodule = build(known.data, "data", seed=config.seed, predict_path=config.input)
+        data = automatic.with_measured(values.data, checkpoint.values.get(BUILT))
+        values = values.model_copy(update={"data": data})
+    datamodule = build(values.data, "data", seed=config.seed, predict_path=config.input)
     return datamodule, predict_mode.needs_no_data(config, datamodule, checkpoint)
 
 

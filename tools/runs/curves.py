@@ -38,24 +38,26 @@ def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: st
     losses = [n for n in names if (n.startswith("train/") and "loss" in n) or n == "val/loss"]
     metrics = [n for n in names if n.startswith("val/") and n != "val/loss"]
     # The only loss of a task is its sum, too, and drawn once.
-    whole = _points(rows, "train/loss")
-    losses = [n for n in losses if n in LOSSES or _points(rows, n) != whole]
+    sums = _points(rows, "train/loss")
+    losses = [n for n in losses if n in LOSSES or _points(rows, n) != sums]
     losses.sort(key=lambda name: (name not in LOSSES, name))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    short = {name: name for name in LOSSES}
-    labels = {name: short.get(name, _last(name)) for name in losses}
+    figure, (loss_axis, metric_axis) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    full_names = {name: name for name in LOSSES}
+    labels = {name: full_names.get(name, _last(name)) for name in losses}
     means = {labels[name] for name in losses if name.startswith("train/")}
-    _draw(left, {labels[name]: _points(rows, name) for name in losses}, means)
-    _draw(right, {_last(name): _points(rows, name) for name in metrics})
-    left.set(title="loss")
-    right.set(title="validation")
+    _draw(loss_axis, {labels[name]: _points(rows, name) for name in losses}, means)
+    _draw(metric_axis, {_last(name): _points(rows, name) for name in metrics})
+    loss_axis.set(title="loss")
+    metric_axis.set(title="validation")
     if why_no_loss:
         text = textwrap.fill(f"no loss of validation: {why_no_loss}", 60)
-        left.text(0.5, -0.2, text, transform=left.transAxes, ha="center", va="top", fontsize=8)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=110)
+        loss_axis.text(
+            0.5, -0.2, text, transform=loss_axis.transAxes, ha="center", va="top", fontsize=8
+        )
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110)
     plt.close(figure)
-    write_whole(folder / "curves.png", drawn.getvalue())
+    write_whole(folder / "curves.png", content.getvalue())
 
 
 def _draw(

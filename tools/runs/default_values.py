@@ -19,22 +19,22 @@ def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
     A token mixer's name is one of its options. Early stopping has an explicit direction, or none
     without patience. ``keep_classifier=false`` and the channels of RGB images are left out.
     """
-    found = dict(config)
-    if found.get(CHANNELS) == RGB:
-        del found[CHANNELS]
-    if not found.get("keep_classifier", True):
-        del found["keep_classifier"]
-    family = families().get(str(found.get("task_name")))
-    if found.get(f"{STOPPING}.patience") is None:
-        found.pop(f"{STOPPING}.mode", None)
-    elif found.get(f"{STOPPING}.mode") is None and family is not None:
-        metric = str(found.get(f"{STOPPING}.metric") or family.monitor)
-        found[f"{STOPPING}.mode"] = family.direction(metric.rpartition("/")[2])
-    name = found.get(TOKEN_MIXER)
+    result = dict(config)
+    if result.get(CHANNELS) == RGB:
+        del result[CHANNELS]
+    if not result.get("keep_classifier", True):
+        del result["keep_classifier"]
+    family = families().get(str(result.get("task_name")))
+    if result.get(f"{STOPPING}.patience") is None:
+        result.pop(f"{STOPPING}.mode", None)
+    elif result.get(f"{STOPPING}.mode") is None and family is not None:
+        metric = str(result.get(f"{STOPPING}.metric") or family.monitor)
+        result[f"{STOPPING}.mode"] = family.direction(metric.rpartition("/")[2])
+    name = result.get(TOKEN_MIXER)
     if isinstance(name, str):
-        del found[TOKEN_MIXER]
-        found[f"{TOKEN_MIXER}.name"] = name
-    return found
+        del result[TOKEN_MIXER]
+        result[f"{TOKEN_MIXER}.name"] = name
+    return result
 
 
 def is_default(config: Mapping[str, Any], key: str) -> bool:
@@ -53,14 +53,18 @@ def drop_defaults(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Remove options that have their default and are missing in some of the flat configs."""
     common = set.intersection(*map(set, configs)) if configs else set()
     return [
-        {key: value for key, value in one.items() if key in common or not is_default(one, key)}
-        for one in configs
+        {
+            key: value
+            for key, value in config.items()
+            if key in common or not is_default(config, key)
+        }
+        for config in configs
     ]
 
 
 def _token_mixer_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    known = catalogue().mixers.get(str(config.get(f"{TOKEN_MIXER}.name")), {})
-    return {**known.get("options", {})}
+    entry = catalogue().mixers.get(str(config.get(f"{TOKEN_MIXER}.name")), {})
+    return {**entry.get("options", {})}
 
 
 def _training_defaults(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
@@ -74,10 +78,10 @@ def _training_defaults(config: Mapping[str, Any], group: str) -> Mapping[str, An
     if group == "schedule":
         return defaults(learning_rate_factor)
     try:
-        own = defaults(optimizer_class(str(config.get("optimizer.name"))))
+        options = defaults(optimizer_class(str(config.get("optimizer.name"))))
     except ValueError:  # an optimiser of another version, or of a missing package
-        own = {}
-    return {**own, **defaults(build_optimizer)}
+        options = {}
+    return {**options, **defaults(build_optimizer)}
 
 
 def _is_target_default(config: Mapping[str, Any], group: str, name: str) -> bool:

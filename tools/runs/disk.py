@@ -33,13 +33,13 @@ def check_space(folder: Path, task: BaseTask, *, top_k: int = 0) -> None:
         ValueError: Names the sizes, and the folder or the limit.
     """
     weights, state = checkpoint_sizes(task)
-    needed = 3 * (weights + state) + (1 + top_k) * weights + RESERVE
-    held = sum(path.stat().st_size for path in folder.glob("checkpoints/*.ckpt") if path.is_file())
-    free = shutil.disk_usage(folder).free
-    if needed > free + held:
+    total = 3 * (weights + state) + (1 + top_k) * weights + RESERVE
+    files = sum(path.stat().st_size for path in folder.glob("checkpoints/*.ckpt") if path.is_file())
+    room = shutil.disk_usage(folder).free
+    if total > room + files:
         raise ValueError(
-            f"{folder} has {_size(free)} of free space, but the checkpoints of this training take "
-            f"up to {_size(needed - held)} more ({_size(weights + state)} each with the "
+            f"{folder} has {_size(room)} of free space, but the checkpoints of this training take "
+            f"up to {_size(total - files)} more ({_size(weights + state)} each with the "
             "optimiser's state); free space, or pass output_dir=<a folder on another disk>"
         )
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -64,13 +64,15 @@ def _state_share(options: Mapping[str, Any]) -> float:
     """Return the bytes that an optimiser keeps for each byte of a parameter, from a step of one."""
     model = nn.Module()
     model.weight = nn.Parameter(torch.ones(8, 8))
-    own = {key: value for key, value in options.items() if key not in RULES}
-    optimizer = build_optimizer(model, **own)
+    choices = {key: value for key, value in options.items() if key not in RULES}
+    optimizer = build_optimizer(model, **choices)
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
     state = (value for values in optimizer.state.values() for value in values.values())
-    kept = _bytes(v for v in state if isinstance(v, Tensor) and v.shape == model.weight.shape)
-    return kept / model.weight.nbytes
+    state_bytes = _bytes(
+        v for v in state if isinstance(v, Tensor) and v.shape == model.weight.shape
+    )
+    return state_bytes / model.weight.nbytes
 
 
 def _bytes(tensors: Iterable[Any]) -> int:

@@ -23,26 +23,26 @@ def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
     Returns:
         One of each name in ``Family.targets``, and ``val``; None without validation data.
     """
-    targets = {name: _digest(one) for name, one in datamodule.target_identity().items()}
+    targets = {name: _digest(content) for name, content in datamodule.target_identity().items()}
     if "val" not in datamodule.sizes():
         return {**targets, "val": None}
     dataset = datamodule.dataset("val")
     files = [dataset.describe(index) for index in range(len(dataset))]
-    parts: list[Any] = [sorted(_short(file) for file in files), _sizes(files)]
+    parts: list[Any] = [sorted(_shorten(file) for file in files), _sizes(files)]
     annotations = getattr(datamodule, "annotations_digest", None)
     if annotations is not None:
         parts.append(annotations)
     return {**targets, "val": _digest(parts)}
 
 
-def _short(file: str) -> str:
+def _shorten(file: str) -> str:
     return "/".join(Path(file).parts[-2:])
 
 
 def _sizes(files: Sequence[str]) -> list[int | None]:
     """Return the sizes of some files; None for images inside of other files."""
-    chosen = sorted(files)[:: max(1, len(files) // MEASURED)]
-    return [path.stat().st_size if (path := Path(file)).is_file() else None for file in chosen]
+    sample = sorted(files)[:: max(1, len(files) // MEASURED)]
+    return [path.stat().st_size if (path := Path(file)).is_file() else None for file in sample]
 
 
 def _digest(content: Any) -> str:

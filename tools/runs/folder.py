@@ -95,22 +95,22 @@ def open_run_folder(
         ValueError: The folder cannot be created.
     """
     parent = _parent(config)
-    new = is_first_process() and resumed is None
+    is_new = is_first_process() and resumed is None
     absent = [path.absolute() for path in (parent, *parent.parents) if not path.exists()]
     if resumed is not None:
         folder = resumed
-    elif new:
+    elif is_new:
         folder = new_run_folder(parent, config.mode, swept)
     else:
         folder = Path(os.environ.get(ENVIRONMENT, parent))  # only the first process writes
     folder = NODES.share("folder", folder.resolve()) or folder
     os.environ[ENVIRONMENT] = str(folder)
     try:
-        if new:
+        if is_new:
             write_whole(folder / CONFIG, yaml.safe_dump(config.plain(), sort_keys=False))
         yield folder
     except BaseException:
-        if new:
+        if is_new:
             (folder / CONFIG).unlink(missing_ok=True)
             folder.rmdir()
             with contextlib.suppress(OSError):  # another run may have its folder there by now
@@ -272,7 +272,7 @@ def differences(folder: Path, config: RunConfig) -> list[str]:
     that only one of them lists, and a file that the run started from and that has moved.
     """
     saved = read_config(folder / CONFIG)
-    before, now = (comparable_config(flatten(one)) for one in (saved, config.plain()))
+    before, now = (comparable_config(flatten(content)) for content in (saved, config.plain()))
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
@@ -298,8 +298,8 @@ def _has_moved(key: str, before: Any, now: Mapping[str, Any]) -> bool:
     """Return True for a file that the run started from, if it has moved to the given path."""
     if key == START and now.get("ckpt") is not None:
         return True  # the command passes the run itself
-    both = isinstance(before, str) and isinstance(now.get(key), str)
-    return key in (START, TEACHER) and both and not Path(before).exists()
+    are_paths = isinstance(before, str) and isinstance(now.get(key), str)
+    return key in (START, TEACHER) and are_paths and not Path(before).exists()
 
 
 def check_same_config(folder: Path, config: RunConfig) -> None:
@@ -343,8 +343,8 @@ def update_config(folder: Path, config: RunConfig, *, resumed: bool) -> None:
     if not is_first_process():
         return
     before = read_config(folder / CONFIG) if resumed else {}
-    kept = {key: before[key] for key in OF_A_COMMAND if key in before}
-    write_whole(folder / CONFIG, yaml.safe_dump({**config.plain(), **kept}, sort_keys=False))
+    words = {key: before[key] for key in OF_A_COMMAND if key in before}
+    write_whole(folder / CONFIG, yaml.safe_dump({**config.plain(), **words}, sort_keys=False))
 
 
 def _is_free(key: str) -> bool:

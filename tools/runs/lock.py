@@ -50,7 +50,7 @@ def acquire(folder: Path, mode: str = "fit") -> Iterator[None]:
         ended.set()
         heart.join()
         content = _content(path)
-        if content == _own(content):
+        if content == _entry(content):
             path.unlink(missing_ok=True)
 
 
@@ -65,7 +65,7 @@ def refuse_if_held(folder: Path) -> None:
         raise ValueError(f"{path} is not a regular file; remove it")
     holder = _content(path)
     if path.exists() and not _is_stale(path, holder):
-        raise ValueError(f"{folder} is in use by {_described(holder)}; wait for its end or stop it")
+        raise ValueError(f"{folder} is in use by {_describe(holder)}; wait for its end or stop it")
 
 
 def _take(path: Path) -> None:
@@ -76,19 +76,19 @@ def _take(path: Path) -> None:
         refuse_if_held(path.parent)
         if path.exists():
             log_info(
-                f"Taking over {path.parent.name} from {_described(_content(path))}, which is gone"
+                f"Taking over {path.parent.name} from {_describe(_content(path))}, which is gone"
             )
             path.unlink(missing_ok=True)
-        content = _own({"since": datetime.now().astimezone().isoformat(timespec="seconds")})
+        content = _entry({"since": datetime.now().astimezone().isoformat(timespec="seconds")})
         with path.open("x") as file:
             json.dump(content, file)
     guard.unlink(missing_ok=True)
 
 
-def _own(content: Mapping[str, Any]) -> dict[str, Any]:
+def _entry(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content that this process writes; ``since`` is kept."""
     pid = os.getpid()
-    me = {"host": platform.node(), "pid": pid, "born": _born(pid), "space": _space()}
+    me = {"host": platform.node(), "pid": pid, "born": _start(pid), "space": _space()}
     return {**me, "since": content.get("since")}
 
 
@@ -104,7 +104,7 @@ def _is_stale(path: Path, holder: Mapping[str, Any]) -> bool:
     if holder.get("host") == platform.node() and holder.get("space") == _space():
         pid = holder.get("pid")
         # A process of the same number that began at another time is another one.
-        return not isinstance(pid, int) or _born(pid) is None or _born(pid) != holder.get("born")
+        return not isinstance(pid, int) or _start(pid) is None or _start(pid) != holder.get("born")
     try:
         return _now(path.parent) - path.stat().st_mtime > SILENCE
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def _now(folder: Path) -> float:
     return now
 
 
-def _born(pid: int) -> int | None:
+def _start(pid: int) -> int | None:
     """Return the start time of a process of this machine, or None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -157,7 +157,7 @@ def _beat(path: Path, ended: threading.Event) -> None:
             os.utime(path)
 
 
-def _described(holder: Mapping[str, Any]) -> str:
+def _describe(holder: Mapping[str, Any]) -> str:
     if not holder:
         return "an unknown process"
     pid, host, since = (str(holder.get(key)).split() for key in ("pid", "host", "since"))

@@ -98,13 +98,13 @@ def make_loggers(
         ValueError: An unknown logger or option, a package that is not installed, or a store on this
             machine that cannot be written.
     """
-    made: list[RunLog] = []
+    logs: list[RunLog] = []
     for name, options in loggers.items():
         if name not in MAKERS:
             raise ValueError(unknown("logger", name, ["csv", *MAKERS]))
         check_arguments(MAKERS[name], options, f"logger.{name}")
-        made.append(MAKERS[name](folder, config, **options))
-    return made
+        logs.append(MAKERS[name](folder, config, **options))
+    return logs
 
 
 def tensorboard(folder: Path, config: RunConfig) -> RunLog:
@@ -134,28 +134,28 @@ def wandb(
         from lightning.pytorch.loggers import WandbLogger
 
         refuse_link(folder / "wandb")
-        own: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "project": project, "entity": entity, "group": group, "tags": list(tags) or None,
             "name": name or _title(folder, config), "id": _identifier(folder),
             "dir": str(folder), "resume": "allow", "reinit": "create_new",
         }  # fmt: skip
         settings = package.Settings(silent=True, console="off", init_timeout=PATIENCE)
-        chosen: Any = (
+        wandb_mode: Any = (
             mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
         )
-        if chosen == "online" and not _answers(_server()):
+        if wandb_mode == "online" and not _answers(_server()):
             log_info(
                 f"logger wandb: {_server()} does not answer; the run is written to {folder}/wandb"
             )
-            chosen = "offline"
+            wandb_mode = "offline"
         try:
-            run = package.init(mode=chosen, settings=settings, **own)
+            run = package.init(mode=wandb_mode, settings=settings, **fields)
         except Exception as error:  # no key, no network, its own kinds: all mean no server
-            if chosen != "online":
+            if wandb_mode != "online":
                 raise
             log_info(f"logger wandb: {_first(error)}; the run is written to {folder}/wandb")
             package.teardown()  # it holds the run's name
-            run = package.init(mode="offline", settings=settings, **own)
+            run = package.init(mode="offline", settings=settings, **fields)
         # Lightning does this for runs that it opens; the axis would count calls otherwise.
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
@@ -193,26 +193,27 @@ def mlflow(
         for noisy in ("mlflow", "alembic", MLFlowLogger.__module__):
             logging.getLogger(noisy).setLevel(logging.ERROR)
         refuse_link(folder / "mlflow.db")
-        wanted = address
-        if not _answers(wanted):
-            log_info(
-                f"logger mlflow: {wanted} does not answer; the run is written to {local} instead"
-            )
-            wanted = local
+        uri = address
+        if not _answers(uri):
+            log_info(f"logger mlflow: {uri} does not answer; the run is written to {local} instead")
+            uri = local
         note = folder / "mlflow_run.txt"  # store and name of the run there, to continue it
-        kept = note.read_text() if is_own_file(note) else ""
-        store, _, known = kept.strip().partition("\n")
+        content = note.read_text() if is_own_file(note) else ""
+        store, _, run_id = content.strip().partition("\n")
         log = MLFlowLogger(
             experiment_name=experiment, run_name=name or _title(folder, config),
-            tracking_uri=wanted, tags={str(k): str(v) for k, v in (tags or {}).items()},
-            artifact_location=None if "://" in wanted and wanted != local else str(folder),
-            run_id=known if store == wanted else None,
+            tracking_uri=uri, tags={str(k): str(v) for k, v in (tags or {}).items()},
+            artifact_location=None if "://" in uri and uri != local else str(folder),
+            run_id=run_id if store == uri else None,
         )  # fmt: skip
-        write_whole(note, f"{wanted}\n{log.run_id}\n")
-        shown, settings = log.experiment.get_run(log.run_id).data.params, flatten(config.plain())
-        log.log_hyperparams({key: settings[key] for key in settings.keys() - shown.keys()})
-        for key in settings.keys() & shown.keys():
-            if str(settings[key])[:LONGEST_PARAMETER] != shown[key]:
+        write_whole(note, f"{uri}\n{log.run_id}\n")
+        parameters, settings = (
+            log.experiment.get_run(log.run_id).data.params,
+            flatten(config.plain()),
+        )
+        log.log_hyperparams({key: settings[key] for key in settings.keys() - parameters.keys()})
+        for key in settings.keys() & parameters.keys():
+            if str(settings[key])[:LONGEST_PARAMETER] != parameters[key]:
                 log.experiment.set_tag(log.run_id, key, str(settings[key]))
         log.experiment.update_run(log.run_id, status="RUNNING")
         return log
@@ -263,7 +264,7 @@ def _check_store(path: Path, logger: str) -> None:
 
 def _nearest_folder(path: Path) -> Path:
     """Return a folder, or the nearest existing one above a path."""
-    return next(one for one in (path, *path.absolute().parents) if one.is_dir())
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 def _local_path(address: str) -> Path | None:

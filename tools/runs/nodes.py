@@ -140,17 +140,17 @@ class Nodes:
 
     def _watch(self) -> None:
         """Count on, and end this process if another one has failed."""
-        store, others = self._store, range(1, self.count if self.rank == 0 else 1)
-        counts = dict.fromkeys(others, (0, time.monotonic()))
+        store, ranks = self._store, range(1, self.count if self.rank == 0 else 1)
+        counts = dict.fromkeys(ranks, (0, time.monotonic()))
         while not self._ended.wait(POLL):
             try:
                 store.add(f"alive {self.rank}", 1)
-                for other, (count, since) in counts.items():
-                    now = store.add(f"alive {other}", 0)
+                for rank, (count, since) in counts.items():
+                    now = store.add(f"alive {rank}", 0)
                     if now != count:
-                        counts[other] = now, time.monotonic()
-                    elif time.monotonic() - since > SILENT and not store.check([f"over {other}"]):
-                        text = f"process {other} of the run has ended without a message"
+                        counts[rank] = now, time.monotonic()
+                    elif time.monotonic() - since > SILENT and not store.check([f"over {rank}"]):
+                        text = f"process {rank} of the run has ended without a message"
                         self._report(store, text)
                 text = store.get(PROBLEM).decode() if store.check([PROBLEM]) else ""
             except RuntimeError:

@@ -51,28 +51,30 @@ def make_callbacks(
         if value < 0:
             raise ValueError(f"callbacks.{name}={value} is too low; 0 is none")
     check_arguments(stop_early, early_stopping, "callbacks.early_stopping")
-    made = stop_early(monitor, metrics, **early_stopping)
+    callbacks = stop_early(monitor, metrics, **early_stopping)
     if top_k:
-        made.append(TopCheckpoints(checkpoints, monitor, metrics[monitor.partition("/")[2]], top_k))
+        callbacks.append(
+            TopCheckpoints(checkpoints, monitor, metrics[monitor.partition("/")[2]], top_k)
+        )
     if learning_rate:
-        made.append(LearningRateMonitor(logging_interval="step"))
+        callbacks.append(LearningRateMonitor(logging_interval="step"))
     if device:
         if importlib.util.find_spec("psutil") is None:
             raise ValueError(
                 "callbacks.device=true needs the package psutil: "
                 "pip install -c constraints.txt psutil"
             )
-        made.append(DeviceStatsMonitor(cpu_stats=True))
+        callbacks.append(DeviceStatsMonitor(cpu_stats=True))
     if gradient_norm:
-        made.append(GradientNorm(gradient_norm))
-    return [*made, *(_users_callback(name, options) for name, options in others.items())]
+        callbacks.append(GradientNorm(gradient_norm))
+    return [*callbacks, *(_users_callback(name, options) for name, options in others.items())]
 
 
 def _users_callback(name: str, options: Mapping[str, Any]) -> Callback:
     """Build a callback of the user."""
     if not isinstance(options, Mapping) or "_target_" not in options:
-        known = [key for key in keywords(make_callbacks) if key != "others"]
-        problem = unknown("option of callbacks", name, known)
+        names = [key for key in keywords(make_callbacks) if key != "others"]
+        problem = unknown("option of callbacks", name, names)
         raise ValueError(f"{problem}; a callback of your own is callbacks.NAME._target_=<class>")
     place, arguments = f"callbacks.{name}", {k: v for k, v in options.items() if k != "_target_"}
     try:
@@ -113,15 +115,15 @@ def stop_early(
             f"callbacks.early_stopping has patience={patience} and min_delta={min_delta}; patience "
             "is a number of validations from 1 up, min_delta a difference from 0 up"
         )
-    known = [f"val/{name}" for name in metrics] + ["train/loss"]
-    chosen = monitor if metric is None else metric
-    chosen = f"val/{chosen}" if f"val/{chosen}" in known else chosen
-    if chosen not in known:
+    names = [f"val/{name}" for name in metrics] + ["train/loss"]
+    target = monitor if metric is None else metric
+    target = f"val/{target}" if f"val/{target}" in names else target
+    if target not in names:
         raise ValueError(
-            unknown("metric to watch (callbacks.early_stopping.metric)", chosen, known)
+            unknown("metric to watch (callbacks.early_stopping.metric)", target, names)
         )
-    direction = mode or metrics.get(chosen.partition("/")[2], "min")  # that of train/loss
-    return [StopEarly(chosen, patience, direction, float(min_delta))]
+    direction = mode or metrics.get(target.partition("/")[2], "min")  # that of train/loss
+    return [StopEarly(target, patience, direction, float(min_delta))]
 
 
 def make_profiler(name: str | None, folder: Path) -> tuple[Profiler | None, list[Callback]]:
@@ -137,5 +139,5 @@ def make_profiler(name: str | None, folder: Path) -> tuple[Profiler | None, list
     if name in ("simple", "advanced"):
         profiler = SimpleProfiler() if name == "simple" else AdvancedProfiler()
         return profiler, [ShowProfile(folder)]
-    known = ["simple", "advanced", "pytorch"]
-    raise ValueError(unknown("profiler (trainer.profiler)", name, known))
+    names = ["simple", "advanced", "pytorch"]
+    raise ValueError(unknown("profiler (trainer.profiler)", name, names))

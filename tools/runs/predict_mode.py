@@ -43,9 +43,9 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
     batches = trainer.predict(task, datamodule=datamodule) or []
     parts = gather_objects([row for batch in batches for row in batch])
     # Process i predicts every n-th image, starting at the i-th.
-    found = [row for group in itertools.zip_longest(*parts) for row in group if row is not None]
-    broken = [row for row in found if UNREADABLE in row]
-    rows = [row for row in found if UNREADABLE not in row]
+    all_rows = [row for group in itertools.zip_longest(*parts) for row in group if row is not None]
+    broken = [row for row in all_rows if UNREADABLE in row]
+    rows = [row for row in all_rows if UNREADABLE not in row]
     if broken and not rows:
         raise ValueError(broken[0][UNREADABLE])
     if trainer.is_global_zero:
@@ -62,7 +62,7 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
             log_info(f"Left out: {row[UNREADABLE]}")
         if broken:
             log_info(
-                f"{len(broken):,} of {len(found):,} {task.family.unit} cannot be read and are "
+                f"{len(broken):,} of {len(all_rows):,} {task.family.unit} cannot be read and are "
                 "left out"
             )
     unreadable = {"unreadable": float(len(broken))} if broken else {}

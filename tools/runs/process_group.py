@@ -49,15 +49,15 @@ def processes(trainer: Trainer) -> Iterator[None]:
     if not _belongs_to_parent(trainer):
         os.environ[FIRST_PROCESS] = str(os.getpid())
     launcher = trainer.strategy.launcher
-    others: list[subprocess.Popen[bytes]] = []
+    children: list[subprocess.Popen[bytes]] = []
     try:
         with _watched(trainer):
             yield
     except BaseException as error:
-        others = getattr(launcher, "procs", [])
+        children = getattr(launcher, "procs", [])
         lost = _is_lost(error)
-        statuses = [_status(process) for process in others] if lost else []
-        for process in others:
+        statuses = [_status(process) for process in children] if lost else []
+        for process in children:
             process.kill()  # they wait for this one
         if not lost:
             raise
@@ -70,7 +70,7 @@ def processes(trainer: Trainer) -> Iterator[None]:
     finally:
         from datamodules.loading.workers import end_workers
 
-        others.clear()
+        children.clear()
         STOP.others = ()
         end_workers()
         for name in os.environ.keys() - before.keys():
@@ -154,9 +154,9 @@ def _watched(trainer: Trainer) -> Iterator[None]:
 
     folder, watching = Path(trainer.default_root_dir), contextlib.ExitStack()
 
-    def watch_others(others: list[subprocess.Popen[bytes]]) -> None:
-        STOP.others = others
-        watching.enter_context(_watching(partial(_failed, others), folder, GRACE))
+    def watch_others(children: list[subprocess.Popen[bytes]]) -> None:
+        STOP.others = children
+        watching.enter_context(_watching(partial(_failed, children), folder, GRACE))
 
     with watching, watching_processes(watch_others):
         yield
@@ -179,12 +179,12 @@ def _stopped_by(statuses: Sequence[int | None]) -> int | None:
     return failed.pop() if len(failed) == 1 else None
 
 
-def _failed(others: list[subprocess.Popen[bytes]]) -> str | None:
+def _failed(children: list[subprocess.Popen[bytes]]) -> str | None:
     """Return the message for a failed process; empty if that process has printed one.
 
     A signal that has ended another process ends this one, too.
     """
-    statuses = [process.poll() for process in others]
+    statuses = [process.poll() for process in children]
     if not any(statuses):
         return None
     signum = _stopped_by(statuses)

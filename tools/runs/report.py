@@ -93,7 +93,7 @@ def training_size(data: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def log_start(
-    known: Mapping[str, Any],
+    facts: Mapping[str, Any],
     config: RunConfig,
     datamodule: BaseDataModule,
     processes: int = 1,
@@ -109,8 +109,8 @@ def log_start(
         parts += f" x {accumulated} accumulated" if accumulated > 1 else ""
         batches = f"{processes * batch * accumulated} ({parts})"
     log_info(
-        f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters"
-        f"{_trained(known)}, "
+        f"{facts['task']} with {facts['backbone']}: {_millions(facts['parameters'])} parameters"
+        f"{_trained(facts)}, "
         f"{len(datamodule.dataset('train'))} training {unit} in batches of {batches}, "
         f"{_describe_length(trainer, epoch)}"
     )
@@ -166,11 +166,11 @@ def log_finished(folder: Path, trainer: Mapping[str, Any]) -> bool:
     if not is_finished(summary) or (ended and ended["max_time"] != trainer.get("max_time")):
         return False
     metrics = summary["metrics"]
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    log_info(f"The run is already finished ({shown}).")
+    text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    log_info(f"The run is already finished ({text}).")
     if ended:
         log_info(f"{_describe_end(ended)}; a larger one continues it")
-    log_info(f"Run folder: {_short(folder)}")
+    log_info(f"Run folder: {_relative_path(folder)}")
     return True
 
 
@@ -185,7 +185,7 @@ def reopen(folder: Path) -> None:
 
 
 def write(
-    folder: Path, known: Mapping[str, Any], task: BaseTask, datamodule: BaseDataModule
+    folder: Path, facts: Mapping[str, Any], task: BaseTask, datamodule: BaseDataModule
 ) -> None:
     """Write curves.png, preview/ and summary.json, and print the closing table.
 
@@ -193,26 +193,26 @@ def write(
         OSError: Names the files that could not be written; all others exist.
     """
     problems: list[str] = []
-    _draw(folder, known, task, datamodule, problems)
+    _draw(folder, facts, task, datamodule, problems)
     with _noted(problems):
         if task.class_figures:
             write_classes(folder / task.figures_file, task.class_figures)
     with _noted(problems):
         # Written last: a run with a summary is finished.
-        _write_summary(folder, known)
-    table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
-    table |= describe_left_out(known) | compare_with_paper(known) | describe_cost(known)
-    shown = task.shown_figures(known["mode"])
-    if shown:
-        print_classes(shown)
-    print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
+        _write_summary(folder, facts)
+    table = {name: f"{value:.4g}" for name, value in facts["metrics"].items()}
+    table |= describe_left_out(facts) | compare_with_paper(facts) | describe_cost(facts)
+    figures = task.shown_figures(facts["mode"])
+    if figures:
+        print_classes(figures)
+    print_table(f"{facts['task']}, {facts['backbone']}, {facts['mode']}", table, folder)
     if problems:
         raise OSError("; ".join(problems))
 
 
 def write_stopped(
     folder: Path,
-    known: Mapping[str, Any],
+    facts: Mapping[str, Any],
     trainer: Trainer,
     task: BaseTask,
     datamodule: BaseDataModule | None,
@@ -221,21 +221,21 @@ def write_stopped(
 
     Args:
         folder: Run folder.
-        known: Facts of the run, with its seconds until now.
+        facts: Facts of the run, with its seconds until now.
         trainer: Trainer of the run.
         task: Task of the run.
         datamodule: Data of the run; None draws no pictures, as the data hang.
     """
-    found = trainer.callback_metrics.items()
-    figures = {name.partition("/")[2]: float(v) for name, v in found if name.startswith("val/")}
+    values = trainer.callback_metrics.items()
+    figures = {name.partition("/")[2]: float(v) for name, v in values if name.startswith("val/")}
     stopped = {FINISHED: False, "step": trainer.global_step, "metrics": {}, "validation": figures}
     problems: list[str] = []
     with _noted(problems):
-        _write_summary(folder, {**known, **stopped})
+        _write_summary(folder, {**facts, **stopped})
     average = task.ema if task.ema is not None and task.ema.is_reported else None
     with nullcontext() if average is None else average.applied_to(task.model):
-        _draw(folder, known, task, datamodule, problems)
-    log_info("\n".join([*problems, f"Run folder: {_short(folder)}"]))
+        _draw(folder, facts, task, datamodule, problems)
+    log_info("\n".join([*problems, f"Run folder: {_relative_path(folder)}"]))
 
 
 def is_finished(summary: Mapping[str, Any]) -> bool:
@@ -245,26 +245,26 @@ def is_finished(summary: Mapping[str, Any]) -> bool:
 
 def _draw(
     folder: Path,
-    known: Mapping[str, Any],
+    facts: Mapping[str, Any],
     task: BaseTask,
     datamodule: BaseDataModule | None,
     problems: list[str],
 ) -> None:
     """Write the curves of a training, and predictions of inputs spread over the prediction set."""
     with _noted(problems):
-        if known["mode"] == "fit":
+        if facts["mode"] == "fit":
             plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
     with _noted(problems):
         if (
-            datamodule is not None and known["strategy"] != "fsdp"
+            datamodule is not None and facts["strategy"] != "fsdp"
         ):  # its weights are sharded over the processes
             batch = task.move_batch(datamodule.preview_batch(task.preview_images))
             save_pictures(folder, task.eval().preview(batch, datamodule))
             task.write_preview(folder / "preview", batch, datamodule)
 
 
-def _write_summary(folder: Path, known: Mapping[str, Any]) -> None:
-    content = {**known, "versions": _versions()}
+def _write_summary(folder: Path, facts: Mapping[str, Any]) -> None:
+    content = {**facts, "versions": _versions()}
     text = json.dumps(_valid_json(content), indent=2, allow_nan=False)
     write_whole(folder / SUMMARY, f"{text}\n")
 
@@ -287,39 +287,39 @@ def _valid_json(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def describe_left_out(known: Mapping[str, Any]) -> dict[str, str]:
+def describe_left_out(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return the row for data that an option excludes from evaluation, from a run's summary."""
-    excluded = (known.get("data") or {}).get("left_out")
-    return {"left out of evaluation": excluded} if excluded and known.get("metrics") else {}
+    excluded = (facts.get("data") or {}).get("left_out")
+    return {"left out of evaluation": excluded} if excluded and facts.get("metrics") else {}
 
 
-def _trained(known: Mapping[str, Any]) -> str:
+def _trained(facts: Mapping[str, Any]) -> str:
     """Return the share of trained parameters, if some are frozen."""
-    trained = known.get("trained_parameters", known["parameters"])
-    if trained == known["parameters"]:
+    trained = facts.get("trained_parameters", facts["parameters"])
+    if trained == facts["parameters"]:
         return ""
     return f", {_millions(trained)} trained"
 
 
-def describe_cost(known: Mapping[str, Any]) -> dict[str, str]:
+def describe_cost(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return the rows about size and speed from a run's summary."""
-    size = " x ".join(map(str, known["macs_at"]))
-    backbone = _millions(known["backbone_parameters"])
+    size = " x ".join(map(str, facts["macs_at"]))
+    backbone = _millions(facts["backbone_parameters"])
     table = {
-        "parameters": f"{_millions(known['parameters'])} (backbone {backbone}){_trained(known)}",
-        "backbone MACs": f"{known['backbone_macs'] / 1e9:.3f} G at {size}",
+        "parameters": f"{_millions(facts['parameters'])} (backbone {backbone}){_trained(facts)}",
+        "backbone MACs": f"{facts['backbone_macs'] / 1e9:.3f} G at {size}",
     }
-    if replaced := (known.get("network") or {}).get("replaced"):
+    if replaced := (facts.get("network") or {}).get("replaced"):
         table["replaced"] = replaced
-    if known.get("samples_per_second"):
-        unit = find_family(known["task"]).unit
-        table["training"] = f"{known['samples_per_second']:.3g} {unit}/s"
+    if facts.get("samples_per_second"):
+        unit = find_family(facts["task"]).unit
+        table["training"] = f"{facts['samples_per_second']:.3g} {unit}/s"
         table["waiting for data"] = describe_waiting(
-            known["waiting_for_data"], known["num_workers"], known.get("resident")
+            facts["waiting_for_data"], facts["num_workers"], facts.get("resident")
         )
-    if known.get("ended_by_time"):
-        table["length"] = _describe_end(known["ended_by_time"])
-    seconds = known["seconds"]
+    if facts.get("ended_by_time"):
+        table["length"] = _describe_end(facts["ended_by_time"])
+    seconds = facts["seconds"]
     return table | {"time": f"{seconds // 60:.0f} min {seconds % 60:.0f} s"}
 
 
@@ -334,20 +334,20 @@ def write_classes(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def print_classes(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the metrics of each class."""
-    first, *others = rows[0]
+    first, *names = rows[0]
     records = [dict(row) for row in rows]
     kinds = {int: "{:,}", str: "{}"}
-    forms = {name: kinds.get(type(rows[0][name]), "{:.4g}") for name in others}
+    forms = {name: kinds.get(type(rows[0][name]), "{:.4g}") for name in names}
     columns = {first: (first, "{}")} | {name: (name, form) for name, form in forms.items()}
     tables.write(records, "table", columns)
 
 
-def compare_with_paper(known: Mapping[str, Any]) -> dict[str, str]:
+def compare_with_paper(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return the values of the paper's row that a run reproduces, and the differences to ours."""
-    paper = known.get("paper")
+    paper = facts.get("paper")
     if not paper:
         return {}
-    shown, family = {}, families().get(str(known.get("task")))
+    lines, family = {}, families().get(str(facts.get("task")))
     for name, figures in paper["metrics"].items():
         ours = figures["ours"]
         parts = [
@@ -357,10 +357,10 @@ def compare_with_paper(known: Mapping[str, Any]) -> dict[str, str]:
         if "difference" in figures:
             parts.append(f"difference {figures['difference']:+.2g}")
         lower = " (lower is better)" if family and family.direction(name) == "min" else ""
-        shown[f"{paper['row']}, {name}{lower}"] = ", ".join(parts)
+        lines[f"{paper['row']}, {name}{lower}"] = ", ".join(parts)
     if "why_not" in paper:
-        shown["does not compare"] = paper["why_not"]
-    return shown
+        lines["does not compare"] = paper["why_not"]
+    return lines
 
 
 def describe_waiting(share: float, workers: int, resident: bool | None = None) -> str:
@@ -399,7 +399,7 @@ def print_table(title: str, rows: Mapping[str, str], folder: Path) -> None:
         table.add_row(name, value)
     console = Console(width=None if Console().is_terminal else 100)
     console.print(table)
-    print(f"Run folder: {_short(folder)}")
+    print(f"Run folder: {_relative_path(folder)}")
 
 
 def _millions(count: int) -> str:
@@ -416,9 +416,9 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _short(folder: Path) -> Path:
+def _relative_path(folder: Path) -> Path:
     try:
-        here = Path.cwd()
+        place = Path.cwd()
     except FileNotFoundError:  # it was removed
         return folder
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return folder.relative_to(place) if folder.is_relative_to(place) else folder

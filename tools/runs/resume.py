@@ -56,8 +56,8 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     """
     from tasks.engine.checkpoints.resume_checks import check_continues
 
-    named = None if ckpt is None else Path(ckpt).expanduser()
-    files = [named] if named is not None and named.is_file() else _last_ones(folder)
+    file = None if ckpt is None else Path(ckpt).expanduser()
+    files = [file] if file is not None and file.is_file() else _last_ones(folder)
     path, checkpoint = _first_good(files, folder)
     position = ExactResume.position(checkpoint.values)
     task.check_targets(checkpoint)
@@ -104,12 +104,12 @@ def _first_good(files: list[Path], folder: Path) -> tuple[Path, Checkpoint]:
 
 def _refuse_shorter(position: Position, trainer: Mapping[str, Any]) -> None:
     begun = position.epoch + (position.batch > 0)
-    for name, done, unit in (
+    for name, count, unit in (
         ("max_epochs", begun, "epoch"),
         ("max_steps", position.step, "step"),
     ):
-        if 0 <= trainer[name] < done:
+        if 0 <= trainer[name] < count:
             raise ValueError(
                 f"trainer.{name}={trainer[name]}, but the run to resume is in or past {unit} "
-                f"{done} already; pass at least {done}, or test it as it is with mode=test"
+                f"{count} already; pass at least {count}, or test it as it is with mode=test"
             )

@@ -74,24 +74,24 @@ def measure(
     check_whole(config.trainer)
     key = result_key(config)
     # Processes of another launcher cannot see each other's folders, but need the same parts.
-    done = {} if find_launcher() else find_results(folder.parent, key, datamodule)
+    results = {} if find_launcher() else find_results(folder.parent, key, datamodule)
     for number, part in enumerate(datamodule.parts, start=1):
-        if part.name not in done:
+        if part.name not in results:
             datamodule.choose(part)
             task.only_classes(part.columns)
             metrics = trainer.evaluate(engine, config.mode, task, datamodule)
-            done[part.name] = {
+            results[part.name] = {
                 "images": len(part.files), "fingerprint": part.fingerprint, "metrics": metrics
             }  # fmt: skip
             top1 = metrics["top1"]
             log_info(f"{part.name} ({number} of {len(datamodule.parts)}): top-1 {top1:.2f} %")
         if engine.is_global_zero:
-            write_results(folder / RESULTS, key, done)
+            write_results(folder / RESULTS, key, results)
     task.only_classes()
-    found = figures(done, datamodule)
+    values = figures(results, datamodule)
     if engine.is_global_zero:
-        show(found, done, datamodule)
-    return found
+        show(values, results, datamodule)
+    return values
 
 
 def check_whole(options: Mapping[str, Any]) -> None:
@@ -123,19 +123,19 @@ def result_key(config: RunConfig) -> str:
 
 def find_results(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results:
     """Return the finished parts of earlier evaluations with the same key."""
-    wanted = {part.name: part.fingerprint for part in datamodule.parts}
-    done: Results = {}
+    fingerprints = {part.name: part.fingerprint for part in datamodule.parts}
+    results: Results = {}
     for file in sorted(parent.glob(f"*/{RESULTS}"), reverse=True):
-        found = read_results(file, key)
+        entries = read_results(file, key)
         fresh = {
             name: entry
-            for name, entry in found.items()
-            if name not in done and entry["fingerprint"] == wanted.get(name)
+            for name, entry in entries.items()
+            if name not in results and entry["fingerprint"] == fingerprints.get(name)
         }
         if fresh:
-            log_info(f"{len(fresh)} of {len(wanted)} parts are reused from {file.parent}")
-        done |= fresh
-    return done
+            log_info(f"{len(fresh)} of {len(fingerprints)} parts are reused from {file.parent}")
+        results |= fresh
+    return results
 
 
 class DonePart(OpenPart):
@@ -172,55 +172,57 @@ def read_results(file: Path, key: str) -> Results:
     return parts
 
 
-def write_results(file: Path, key: str, done: Results) -> None:
+def write_results(file: Path, key: str, results: Results) -> None:
     """Write the file atomically."""
-    write_whole(file, json.dumps({"key": key, "parts": done}, indent=1) + "\n")
+    write_whole(file, json.dumps({"key": key, "parts": results}, indent=1) + "\n")
 
 
-def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]:
+def figures(results: Results, datamodule: RobustnessDataModule) -> dict[str, float]:
     """Return the published figures in percent, for complete sets only.
 
     Args:
-        done: Results of all parts.
+        results: Results of all parts.
         datamodule: Datamodule that knows which sets are complete.
     """
     parts = {part.name for part in datamodule.parts}
-    found = {
-        figure: done[name]["metrics"]["top1"] for name, figure in FIGURES.items() if name in parts
+    values = {
+        figure: results[name]["metrics"]["top1"]
+        for name, figure in FIGURES.items()
+        if name in parts
     }
     if "imagenet_c" not in datamodule.found:
-        return found
-    errors = misclassified_shares(done)
+        return values
+    errors = misclassified_shares(results)
     # Kinds of an incomplete set may be complete, unless a part lacks images.
-    short = any(" images instead of " in line for line in datamodule.found["imagenet_c"].lacks)
-    kinds = {} if short else corruption_errors(errors)
+    gaps = any(" images instead of " in line for line in datamodule.found["imagenet_c"].lacks)
+    kinds = {} if gaps else corruption_errors(errors)
     mean = None if datamodule.found["imagenet_c"].lacks else mean_corruption_error(errors)
-    found |= {} if mean is None else {MCE: mean}
-    return found | {f"ce_{kind}": value for kind, value in kinds.items()}
+    values |= {} if mean is None else {MCE: mean}
+    return values | {f"ce_{kind}": value for kind, value in kinds.items()}
 
 
-def misclassified_shares(done: Results) -> dict[str, dict[int, float]]:
+def misclassified_shares(results: Results) -> dict[str, dict[int, float]]:
     """Return the share of misclassified images per kind and severity of ImageNet-C."""
     errors: dict[str, dict[int, float]] = {}
-    for name, entry in done.items():
+    for name, entry in results.items():
         if name.startswith("imagenet_c/"):
             _, kind, severity = name.split("/")
             errors.setdefault(kind, {})[int(severity)] = 1 - entry["metrics"]["top1"] / 100
     return errors
 
 
-def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataModule) -> None:
+def show(values: Mapping[str, float], results: Results, datamodule: RobustnessDataModule) -> None:
     """Print the figures, or the reasons why they are missing; ImageNet-C by kind and severity."""
     console = Console(width=None if Console().is_terminal else 100)
     table = Table(title="robustness, in %", title_justify="left")
     for column in ("figure", "ours"):
         table.add_column(column)
     for name in (*FIGURES.values(), MCE):
-        text = f"{found[name]:.2f}" if name in found else missing_reason(name, datamodule)
+        text = f"{values[name]:.2f}" if name in values else missing_reason(name, datamodule)
         if text is not None:
             table.add_row(name, text)
     console.print(table)
-    errors = misclassified_shares(done)
+    errors = misclassified_shares(results)
     if not errors:
         return
     table = Table(title="imagenet_c: errors in %", title_justify="left")
@@ -228,9 +230,9 @@ def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataMo
         table.add_column(column)
     for kind in ALEXNET:
         cells = [errors.get(kind, {}).get(severity) for severity in range(1, SEVERITIES + 1)]
-        shown = ["missing" if cell is None else f"{100 * cell:.2f}" for cell in cells]
-        ce = found.get(f"ce_{kind}")
-        table.add_row(kind, *shown, "incomplete" if ce is None else f"{ce:.2f}")
+        texts = ["missing" if cell is None else f"{100 * cell:.2f}" for cell in cells]
+        ce = values.get(f"ce_{kind}")
+        table.add_row(kind, *texts, "incomplete" if ce is None else f"{ce:.2f}")
     console.print(table)
 
 

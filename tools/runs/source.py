@@ -45,17 +45,17 @@ def read_source(root: Path = ROOT) -> Source:
     """Return the code's state in git; the commit is None outside of a repository."""
     if _git(root, "ls-files", "--error-unmatch", "backbones/__init__.py") is None:
         return Source(None)
-    described = _git(root, "describe", "--always", "--dirty", "--abbrev=12")
+    description = _git(root, "describe", "--always", "--dirty", "--abbrev=12")
     # With -z names are neither quoted nor escaped.
-    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *PACKAGES)
-    if described is None or listed is None:
+    listing = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *PACKAGES)
+    if description is None or listing is None:
         return Source(None)
-    names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
+    names = [os.fsdecode(name) for name in listing.split(b"\0") if name]
     untracked = tuple(sorted(name for name in names if Path(name).suffix in SUFFIXES))
-    commit = described.decode().strip().removesuffix(DIRTY)
-    differs = described.decode().strip().endswith(DIRTY)
-    plain = ("--no-ext-diff", "--no-textconv", "--binary")
-    diff = _git(root, "diff", *plain, "HEAD", "--", *PACKAGES) if differs else b""
+    commit = description.decode().strip().removesuffix(DIRTY)
+    differs = description.decode().strip().endswith(DIRTY)
+    flags = ("--no-ext-diff", "--no-textconv", "--binary")
+    diff = _git(root, "diff", *flags, "HEAD", "--", *PACKAGES) if differs else b""
     return Source(f"{commit}{DIRTY}" if differs or untracked else commit, untracked, diff or b"")
 
 
@@ -79,8 +79,8 @@ def keep_source(
         ours = issubclass(kind, Mixer) or kind.__module__.partition(".")[0] in PACKAGES
         if ours and path is not None:
             place, file = target.joinpath(*kind.__module__.split(".")), Path(path)
-            own = place / file.name if file.stem == "__init__" else place.with_suffix(".py")
-            _write_new(own, file.read_bytes())
+            target_file = place / file.name if file.stem == "__init__" else place.with_suffix(".py")
+            _write_new(target_file, file.read_bytes())
     if source.diff:
         _write_new(target / DIFF, source.diff)
     for name in source.untracked:

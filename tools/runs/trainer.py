@@ -102,7 +102,7 @@ def make_trainer(
     )
     last = KeepLast(checkpoints / LAST, checkpoint_every)
     logs = [CsvLog(folder / "metrics.csv"), *loggers]
-    profiler, shown = make_profiler(options.get("profiler") if training else None, folder)
+    profiler, displays = make_profiler(options.get("profiler") if training else None, folder)
     try:
         trainer = Trainer(
             **{
@@ -118,7 +118,7 @@ def make_trainer(
                 *watching,
                 *([] if duration is None or not training else [TimeLimit(duration)]),
                 *callbacks,
-                *shown,
+                *displays,
                 best,
                 last,
             ],
@@ -240,12 +240,12 @@ def _warn_crowded(trainer: Trainer) -> None:
         )
 
 
-def _describe_precision(trainer: Trainer, asked: str) -> None:
+def _describe_precision(trainer: Trainer, precision: str) -> None:
     """Log a precision other than the one asked for, a slow one, and one that keeps weights."""
-    if asked.startswith("16") and trainer.precision == "bf16-mixed":
+    if precision.startswith("16") and trainer.precision == "bf16-mixed":
         log_info(
-            f"trainer.precision={asked} needs a GPU: this CPU computes in bf16-mixed, with 8 bits "
-            "of mantissa instead of 11"
+            f"trainer.precision={precision} needs a GPU: this CPU computes in bf16-mixed, with 8 "
+            "bits of mantissa instead of 11"
         )
     if trainer.precision == "bf16-true":
         log_info(

@@ -84,14 +84,14 @@ def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
         parsed = OverridesParser.create().parse_overrides(arguments)
     except HydraException as error:
         raise ValueError(" ".join(str(error).split())) from None
-    spaces = [_parse_space(one) for one in parsed if one.is_sweep_override()]
-    fixed = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
+    spaces = [_parse_space(override) for override in parsed if override.is_sweep_override()]
+    fixed_words = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
     if not spaces:
         raise ValueError(
             "the search has one candidate: give a setting several values, such as "
             "'optimizer.lr=interval(1e-4,1e-2,log)' or 'optimizer.weight_decay=0.01,0.05'"
         )
-    return spaces, fixed
+    return spaces, fixed_words
 
 
 def _parse_space(override: Any) -> Space:
@@ -112,7 +112,7 @@ def _parse_space(override: Any) -> Space:
         return Space(key, low=low, high=high, log=log)
     if isinstance(value, RangeSweep):
         numbers = list(value.range())
-        if not numbers or not all(isinstance(one, int) for one in numbers):
+        if not numbers or not all(isinstance(number, int) for number in numbers):
             raise ValueError(
                 f"{override.input_line} must be a range of whole numbers; for others type "
                 f"{key}=interval(0.1,0.5) or {key}=0.1,0.2,0.5"
@@ -124,6 +124,6 @@ def _parse_space(override: Any) -> Space:
     )
 
 
-def format_values(spaces: Sequence[Space], chosen: Mapping[str, Any]) -> list[str]:
+def format_values(spaces: Sequence[Space], values: Mapping[str, Any]) -> list[str]:
     """Format the chosen values as arguments of a run, exact to the last digit."""
-    return [f"{space.key}={chosen[space.key]}" for space in spaces]
+    return [f"{space.key}={values[space.key]}" for space in spaces]

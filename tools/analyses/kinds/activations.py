@@ -39,51 +39,51 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
     reach = parse_integer("reach", options["reach"])
     points = torch.linspace(-reach, reach, 101)
-    rows, shown = [], []
-    drawn: list[tuple[str, dict[str, Any]]] = []
+    rows, summary = [], []
+    networks: list[tuple[str, dict[str, Any]]] = []
     for subject in subjects:
-        found = learnt_activations(subject.backbone, points)
-        for name, one in found.items():
-            for key, values in one.coefficients.items():
-                shown.append({
-                    "backbone": subject.label, "layer": name, "kind": one.kind, "coefficient": key,
-                    "least": float(values.min()), "mean": float(values.mean()),
+        layers = learnt_activations(subject.backbone, points)
+        for name, activation in layers.items():
+            for key, values in activation.coefficients.items():
+                summary.append({
+                    "backbone": subject.label, "layer": name, "kind": activation.kind,
+                    "coefficient": key, "least": float(values.min()), "mean": float(values.mean()),
                     "greatest": float(values.max()),
                     "negative": float((values < 0).double().mean()),
                 })  # fmt: skip
                 rows += [
-                    {"backbone": subject.label, "layer": name, "kind": one.kind,
+                    {"backbone": subject.label, "layer": name, "kind": activation.kind,
                      "coefficient": key, "channel": channel, "value": value}
                     for channel, value in enumerate(values.tolist())
                 ]  # fmt: skip
-        names = select_evenly(list(found), parse_integer("layers", options["layers"]))
-        drawn.append((subject.label, {name: found[name] for name in names}))
-    return Findings(rows, shown, COLUMNS, {"activations": _draw(drawn, points)})
+        names = select_evenly(list(layers), parse_integer("layers", options["layers"]))
+        networks.append((subject.label, {name: layers[name] for name in names}))
+    return Findings(rows, summary, COLUMNS, {"activations": _draw(networks, points)})
 
 
 def _draw(networks: Sequence[tuple[str, Mapping[str, Any]]], points: Any) -> Any:
     """Draw two rows of panels per network; all curves share one vertical axis."""
     import torch.nn.functional as F
 
-    columns = max(len(found) for _, found in networks)
+    columns = max(len(layers) for _, layers in networks)
     figure, axes = new_figure(2 * len(networks), columns, 2.6, 2.4)
     gelu = F.gelu(points)
-    curves = [one.curves for _, found in networks for one in found.values()]
+    curves = [activation.curves for _, layers in networks for activation in layers.values()]
     low, high = min(float(c.min()) for c in curves), max(float(c.max()) for c in curves)
-    for place, (label, found) in enumerate(networks):
+    for place, (label, layers) in enumerate(networks):
         upper, lower = axes[2 * place], axes[2 * place + 1]
-        for axis in (*upper[len(found) :], *lower[len(found) :]):
+        for axis in (*upper[len(layers) :], *lower[len(layers) :]):
             axis.set_visible(False)
-        for above, below, (name, one) in zip(upper, lower, found.items(), strict=False):
-            step = max(1, -(-len(one.curves) // MOST_CHANNELS))
-            lines = one.curves[::step].T.float()
+        for above, below, (name, activation) in zip(upper, lower, layers.items(), strict=False):
+            step = max(1, -(-len(activation.curves) // MOST_CHANNELS))
+            lines = activation.curves[::step].T.float()
             above.plot(points, lines, color=COLOURS[0], linewidth=0.4, alpha=0.5)
             # Thin and dotted, because learnt curves may lie on it.
             above.plot(points, gelu, color="black", linewidth=1.0, linestyle=":", label="GELU")
             above.set_ylim(low, high)
             above.set_title(wrap_text(name, 30), fontsize=6)
             finish(above, above is upper[0])
-            for index, (key, values) in enumerate(one.coefficients.items()):
+            for index, (key, values) in enumerate(activation.coefficients.items()):
                 below.hist(values.float().numpy(), bins=30, histtype="step", label=key,
                            color=COLOURS[index % len(COLOURS)])  # fmt: skip
             finish(below, below is lower[0])

@@ -46,7 +46,7 @@ COLUMNS = {
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
     """Analyse the attention of each network."""
     rows: list[dict[str, Any]] = []
-    shown: list[dict[str, Any]] = []
+    summary: list[dict[str, Any]] = []
     heads: dict[str, list[Tensor]] = {}
     grids: dict[str, Panels] = {}
     rolled: list[tuple[str, Any, Any]] = []
@@ -54,7 +54,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         distances, maps = _measure(subject, rolled)
         heads[subject.label] = list(distances.values())
         for name, values in distances.items():
-            shown.append({
+            summary.append({
                 "backbone": subject.label, "layer": name, "heads": len(values),
                 "distance": float(values.mean()), "least": float(values.min()),
                 "greatest": float(values.max()),
@@ -71,7 +71,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     figures = {"attention": panel_grid(grids, colours="viridis"), "distance": _draw_heads(heads)}
     if rolled:
         figures["rollout"] = _draw_rollout(rolled)
-    return Findings(rows, shown, COLUMNS, figures)
+    return Findings(rows, summary, COLUMNS, figures)
 
 
 def _measure(
@@ -85,15 +85,15 @@ def _measure(
     distances: dict[str, list[Tensor]] = {}
     maps: dict[str, list[Tensor]] = {}
     for batch in subject.batches():
-        found = record_attention(subject.backbone, batch.images)
-        for name, one in found.items():
-            distances.setdefault(name, []).append(one.distances())
-            maps.setdefault(name, []).extend(one.maps().mean(1))
-        if len(found) < len(subject.backbone.block_names()):
+        weights = record_attention(subject.backbone, batch.images)
+        for name, layer in weights.items():
+            distances.setdefault(name, []).append(layer.distances())
+            maps.setdefault(name, []).extend(layer.maps().mean(1))
+        if len(weights) < len(subject.backbone.block_names()):
             continue
         with suppress(ValueError):  # undefined for windows and reduced keys
-            total = rollout(found)
-            last = list(found.values())[-1]
+            total = rollout(weights)
+            last = list(weights.values())[-1]
             prefix = last.num_prefix_tokens
             # What the class token has finally read, or the mean over all tokens.
             read = total[:, 0, prefix:] if prefix else total.mean(1)

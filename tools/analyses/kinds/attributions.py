@@ -50,15 +50,17 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     parse_integer("steps", options["steps"])
     parse_integer("window", options["window"], least=0)
     rows: list[dict[str, Any]] = []
-    seen = []
+    networks = []
     for subject in subjects:
         subject.classifier()
         column = [
-            one for batch in subject.batches() for one in _attribute_batch(subject, batch, options)
+            item
+            for batch in subject.batches()
+            for item in _attribute_batch(subject, batch, options)
         ]
         rows += [row for row, _, _ in column]
-        seen.append(column)
-    figure = _draw(subjects, seen, options["method"])
+        networks.append(column)
+    figure = _draw(subjects, networks, options["method"])
     return Findings(rows, rows, COLUMNS, {"attributions": figure})
 
 
@@ -73,7 +75,7 @@ def _attribute_batch(
 
     model = subject.classifier()
     with torch.no_grad():
-        logits, plain = model(batch.images), model(torch.zeros_like(batch.images[:1]))
+        logits, baseline = model(batch.images), model(torch.zeros_like(batch.images[:1]))
     classes = asked_classes(subject, batch, options["class"])
     classes = logits.argmax(1) if classes is None else classes
     if int(classes.max()) >= logits.shape[1]:
@@ -84,34 +86,34 @@ def _attribute_batch(
         model, batch.images, classes, steps=int(options["steps"]), window=int(options["window"]),
         method=options["method"],  # type: ignore[arg-type]
     )  # fmt: skip
-    found: list[tuple[dict[str, Any], Any, Any]] = []
-    for index, chosen in enumerate(classes.tolist()):
+    results: list[tuple[dict[str, Any], Any, Any]] = []
+    for index, target in enumerate(classes.tolist()):
         label = int(batch.labels[index])
-        own = logits[index]
+        scores = logits[index]
         row: dict[str, Any] = {
             "image": Path(batch.names[index]).name,
             "backbone": subject.label,
             "label": subject.class_name(label) if label >= 0 else None,
-            "class": subject.class_name(chosen),
-            "probability": float(own.softmax(0)[chosen]),
+            "class": subject.class_name(target),
+            "probability": float(scores.softmax(0)[target]),
         }
         if options["method"] in COMPLETE:
-            difference = float(own[chosen] - plain[0, chosen])
+            difference = float(scores[target] - baseline[0, target])
             total = float(maps[index].double().sum())
             row |= {"difference": difference, "sum": total, "missing": difference - total}
-        found.append((row, denormalise(batch.images[index], subject), maps[index]))
-    return found
+        results.append((row, denormalise(batch.images[index], subject), maps[index]))
+    return results
 
 
-def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[Any]], method: str) -> object:
+def _draw(subjects: Sequence[Subject], networks: Sequence[Sequence[Any]], method: str) -> object:
     from tools.analyses.attributing import SIGNED
 
-    count = min(map(len, seen))
+    count = min(map(len, networks))
     figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
     for index in range(count):
-        axes[index, 0].imshow(seen[0][index][1])
+        axes[index, 0].imshow(networks[0][index][1])
         hide_axes(axes[index, 0])
-        for place, (subject, column) in enumerate(zip(subjects, seen, strict=True), start=1):
+        for place, (subject, column) in enumerate(zip(subjects, networks, strict=True), start=1):
             row, _, map_ = column[index]
             reach = float(map_.abs().double().flatten().quantile(REACH)) or 1.0
             axis = axes[index, place]

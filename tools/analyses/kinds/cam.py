@@ -56,7 +56,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         raise ValueError(
             "networks of different tasks need different images; draw their maps separately"
         )
-    seen: list[list[_Panel]] = []
+    networks: list[list[_Panel]] = []
     rows: list[dict[str, Any]] = []
     notes = []
     for subject in subjects:
@@ -64,21 +64,21 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
             panel for batch in subject.batches() for panel in _panels(subject, batch, options)
         ]
         rows += [panel.row for panel in column]
-        empty = [panel.row["image"] for panel in column if not panel.found]
-        if empty:
+        blanks = [panel.row["image"] for panel in column if not panel.hit]
+        if blanks:
             notes.append(
-                f"{subject.label} does not find the class in {len(empty)} of {len(column)} images; "
-                f"their maps are empty: {', '.join(empty)}"
+                f"{subject.label} does not find the class in {len(blanks)} of {len(column)} "
+                f"images; their maps are empty: {', '.join(blanks)}"
             )
-        against = [panel.row["image"] for panel in column if panel.found and not panel.heat.any()]
+        against = [panel.row["image"] for panel in column if panel.hit and not panel.heat.any()]
         if against:
             notes.append(
                 f"{column[0].row['layer']} of {subject.label} does not support the class in "
                 f"{len(against)} of {len(column)} images; their maps are empty: "
                 f"{', '.join(against)}"
             )
-        seen.append(column)
-    figure = _draw(subjects, seen, shared=options["scale"] == "shared")
+        networks.append(column)
+    figure = _draw(subjects, networks, shared=options["scale"] == "shared")
     return Findings(rows, rows, COLUMNS, {"cam": figure}, notes)
 
 
@@ -90,7 +90,7 @@ class _Panel:
     picture: Any
     heat: Any
     title: str
-    found: bool
+    hit: bool
 
 
 def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[_Panel]:
@@ -102,14 +102,14 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
 
     (block,) = choose_blocks(subject.backbone, [options["block"]])
     with torch.no_grad():
-        found = evidence(subject, batch, batch.images)
+        result = evidence(subject, batch, batch.images)
     classes = asked_classes(subject, batch, options["class"])
-    classes = found.predicted if classes is None else classes
-    if int(classes.max()) >= found.scores.shape[1]:
+    classes = result.predicted if classes is None else classes
+    if int(classes.max()) >= result.scores.shape[1]:
         raise ValueError(
-            f"the network has classes 0 to {found.scores.shape[1] - 1}, got {int(classes.max())}"
+            f"the network has classes 0 to {result.scores.shape[1] - 1}, got {int(classes.max())}"
         )
-    amounts = found.amounts.gather(1, classes[:, None]).flatten().tolist()
+    amounts = result.amounts.gather(1, classes[:, None]).flatten().tolist()
     maps = torch.zeros(len(classes), 1, 1)
     if any(amounts):
         maps, _ = class_activation(
@@ -151,14 +151,16 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
     return panels
 
 
-def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[_Panel]], shared: bool) -> object:
-    count = min(map(len, seen))
+def _draw(
+    subjects: Sequence[Subject], networks: Sequence[Sequence[_Panel]], shared: bool
+) -> object:
+    count = min(map(len, networks))
     figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
     for row in range(count):
-        axes[row, 0].imshow(seen[0][row].picture)
+        axes[row, 0].imshow(networks[0][row].picture)
         hide_axes(axes[row, 0])
-        greatest = max(float(column[row].heat.max()) for column in seen)
-        for place, (subject, column) in enumerate(zip(subjects, seen, strict=True), start=1):
+        greatest = max(float(column[row].heat.max()) for column in networks)
+        for place, (subject, column) in enumerate(zip(subjects, networks, strict=True), start=1):
             panel = column[row]
             most = greatest if shared else float(panel.heat.max())
             draw_overlay(axes[row, place], panel.picture, panel.heat, most)

@@ -44,20 +44,20 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     """Analyse the sparsity of all mixers, and the keys of one."""
     threshold = _threshold(options["threshold"])
     rows: list[dict[str, Any]] = []
-    shown: list[dict[str, Any]] = []
+    summary: list[dict[str, Any]] = []
     lines: dict[str, list[float]] = {}
     columns = []
     for subject in subjects:
-        found = _measure(subject, threshold, options["mixer"])
-        lines |= _lines(subject, found.layers)
-        shown += found.layers
-        rows += [*found.layers, *found.classes()]
-        columns.append((subject, found.tiles(subject, options["key"])))
+        result = _measure(subject, threshold, options["mixer"])
+        lines |= _lines(subject, result.layers)
+        summary += result.layers
+        rows += [*result.layers, *result.classes()]
+        columns.append((subject, result.tiles(subject, options["key"])))
     figures = {
         "sparsity": curves(lines, f"Coefficients above {threshold:g}", "share", "mixer"),
         "coefficients": _draw(columns),
     }
-    return Findings(rows, shown, COLUMNS, figures)
+    return Findings(rows, summary, COLUMNS, figures)
 
 
 def _lines(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -66,14 +66,14 @@ def _lines(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, l
         "token mixers": subject.backbone.token_mixers(),
         "channel mixers": subject.backbone.channel_mixers(),
     }
-    found = {
+    shares = {
         kind: [record["activated"] for record in layers if record["layer"] in names]
         for kind, names in kinds.items()
     }
-    found = {kind: values for kind, values in found.items() if values}
-    if len(found) < 2:
+    shares = {kind: values for kind, values in shares.items() if values}
+    if len(shares) < 2:
         return {subject.label: [record["activated"] for record in layers]}
-    return {f"{subject.label}, {kind}": values for kind, values in found.items()}
+    return {f"{subject.label}, {kind}": values for kind, values in shares.items()}
 
 
 class _Measured:
@@ -95,10 +95,10 @@ class _Measured:
                 "backbone": self.subject.label,
                 "layer": self.mixer,
                 "class": self.subject.class_name(int(label)),
-                "top_keys": " ".join(map(str, own.tolist())),
-                "top_means": " ".join(f"{float(values[key]):.5g}" for key in own),
+                "top_keys": " ".join(map(str, top.tolist())),
+                "top_means": " ".join(f"{float(values[key]):.5g}" for key in top),
             }
-            for label, own, values in zip(self.ranking.seen(), keys, means, strict=True)
+            for label, top, values in zip(self.ranking.seen(), keys, means, strict=True)
         ]
 
     def tiles(self, subject: Subject, key: str) -> list[tuple[Any, Any, str]]:
@@ -114,9 +114,9 @@ class _Measured:
                     f"key must be from 0 to {len(maps) - 1} of {self.mixer}; got {key!r}"
                 )
             # Without a class, the most activated key of this image.
-            own = int(key) if key else first.get(label, int(maps.mean((1, 2)).argmax()))
-            named = subject.class_name(label) if label >= 0 else ""
-            tiles.append((image, maps[own], f"{named} key {own} ({float(maps[own].mean()):.3g})"))
+            row = int(key) if key else first.get(label, int(maps.mean((1, 2)).argmax()))
+            title = subject.class_name(label) if label >= 0 else ""
+            tiles.append((image, maps[row], f"{title} key {row} ({float(maps[row].mean()):.3g})"))
         return tiles
 
 
@@ -125,7 +125,7 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
     from backbones.analysis.keys import KeyRanking, activated_share
 
     totals: dict[str, list[float]] = {}
-    found = _Measured(subject, mixer)
+    result = _Measured(subject, mixer)
     images = 0
     for batch in subject.batches():
         maps = coefficients(subject.backbone, batch.images)
@@ -133,25 +133,25 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
             raise ValueError(
                 f"{subject.label} needs a mixer that sums values by coefficients on its maps"
             )
-        found.mixer = mixer or list(maps)[-1]
-        if found.mixer not in maps:
+        result.mixer = mixer or list(maps)[-1]
+        if result.mixer not in maps:
             from backbones.options import unknown
 
-            raise ValueError(unknown("mixer with coefficients", found.mixer, list(maps)))
-        for name, one in maps.items():
-            total = totals.setdefault(name, [0.0, 0.0, float(one.shape[1])])
-            total[0] += activated_share(one, threshold) * len(one)
-            total[1] += float(one.double().mean()) * len(one)
-        own = maps[found.mixer]
-        known = batch.labels >= 0
-        if subject.class_names and known.any():
-            if found.ranking is None:
-                found.ranking = KeyRanking.start(len(subject.class_names), own.shape[1])
-            found.ranking.add(own[known], batch.labels[known])
+            raise ValueError(unknown("mixer with coefficients", result.mixer, list(maps)))
+        for name, map_ in maps.items():
+            total = totals.setdefault(name, [0.0, 0.0, float(map_.shape[1])])
+            total[0] += activated_share(map_, threshold) * len(map_)
+            total[1] += float(map_.double().mean()) * len(map_)
+        selection = maps[result.mixer]
+        is_labelled = batch.labels >= 0
+        if subject.class_names and is_labelled.any():
+            if result.ranking is None:
+                result.ranking = KeyRanking.start(len(subject.class_names), selection.shape[1])
+            result.ranking.add(selection[is_labelled], batch.labels[is_labelled])
         # A few of each batch, because datasets are sorted by class.
-        free = min(DRAWN - len(found.drawn), max(1, DRAWN * len(batch.images) // subject.count))
-        found.drawn += list(zip(batch.images[:free], own[:free], batch.labels[:free].tolist(),
-                                strict=True))  # fmt: skip
+        space = min(DRAWN - len(result.drawn), max(1, DRAWN * len(batch.images) // subject.count))
+        labels = batch.labels[:space].tolist()
+        result.drawn += zip(batch.images[:space], selection[:space], labels, strict=True)
         images += len(batch.images)
     for name, (share, mean, keys) in totals.items():
         record: dict[str, Any] = {
@@ -159,14 +159,14 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
             "activated": share / images, "mean": mean / images,
             "first_key": None, "share_in_top5": None,
         }  # fmt: skip
-        if found.ranking is not None and name == found.mixer:
-            shares = found.ranking.shares_in_top(5)
+        if result.ranking is not None and name == result.mixer:
+            shares = result.ranking.shares_in_top(5)
             record |= {
                 "first_key": int(shares.argmax()),
                 "share_in_top5": float(shares.max()),
             }
-        found.layers.append(record)
-    return found
+        result.layers.append(record)
+    return result
 
 
 def _threshold(text: str) -> float:

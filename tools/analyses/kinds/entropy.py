@@ -35,11 +35,11 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     bins = parse_integer("bins", options["bins"])
     rows, lines = [], {}
     for subject in subjects:
-        found = [
+        parts = [
             feature_entropy(subject.backbone, batch.images, bins=bins)
             for batch in subject.batches()
         ]
-        values = {name: torch.cat([part[name] for part in found]) for name in found[0]}
+        values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         lines[subject.label] = [float(value.mean()) for value in values.values()]
         rows += [
             {

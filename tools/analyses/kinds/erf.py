@@ -39,7 +39,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     from backbones.analysis.receptive_field import high_contribution, log_scores, receptive_field
 
     figure, axes = new_figure(1, len(subjects), 3.4, 3.6)
-    shown, rows = [], []
+    summary, rows = [], []
     for axis, subject in zip(axes[0], subjects, strict=True):
         # Large images one by one, since a batch may not fit into memory.
         batches = [image[None] for batch in subject.batches() for image in batch.images]
@@ -48,14 +48,14 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         record: dict[str, Any] = {
             "backbone": subject.label, "size": f"{height}x{width}", "images": len(batches)
         }  # fmt: skip
-        for found in high_contribution(field):
-            record[f"r{round(100 * found.threshold)}"] = found.ratio
-            record[f"side{round(100 * found.threshold)}"] = found.side
-        shown.append(record)
+        for square in high_contribution(field):
+            record[f"r{round(100 * square.threshold)}"] = square.ratio
+            record[f"side{round(100 * square.threshold)}"] = square.side
+        summary.append(record)
         scores = log_scores(field)[None, None]
-        drawn = F.adaptive_max_pool2d(scores, (min(height, DRAWN), min(width, DRAWN)))[0, 0]
+        picture = F.adaptive_max_pool2d(scores, (min(height, DRAWN), min(width, DRAWN)))[0, 0]
         image = axis.imshow(
-            drawn.sqrt(), cmap="viridis", vmin=0, vmax=1, extent=(0, width, height, 0)
+            picture.sqrt(), cmap="viridis", vmin=0, vmax=1, extent=(0, width, height, 0)
         )
         axis.set_title(
             f"{wrap_text(subject.label, 30)}\nr(50%) = {_ratio(record['r50'])}", fontsize=9
@@ -63,7 +63,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         hide_axes(axis)
         rows.append(record)
     colour_bar(figure, image, list(axes[0]), "root of the score")
-    return Findings(rows, shown, COLUMNS, {"erf": figure})
+    return Findings(rows, summary, COLUMNS, {"erf": figure})
 
 
 def _ratio(value: float | None) -> str:

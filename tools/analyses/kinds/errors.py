@@ -64,8 +64,8 @@ def find_classifier_errors(subjects: Sequence[Subject], options: Mapping[str, st
 
     pairs = parse_integer("pairs", options["pairs"])
     rows: list[dict[str, Any]] = []
-    shown: list[dict[str, Any]] = []
-    drawn, worst = [], []
+    summary: list[dict[str, Any]] = []
+    networks, worst = [], []
     for subject in subjects:
         probabilities, labels, images = _evaluate(subject)
         guesses, classes = probabilities.argmax(1), probabilities.shape[1]
@@ -81,8 +81,8 @@ def find_classifier_errors(subjects: Sequence[Subject], options: Mapping[str, st
              "guess": subject.class_name(guess), "count": count}
             for right, guess, count in confused_pairs(counts, pairs)
         ]  # fmt: skip
-        shown += [{**dict.fromkeys(("class", "guess", "count")), **total}, *({
-            **dict.fromkeys(("images", "top1", "ece")), **one} for one in confused)]  # fmt: skip
+        summary.append({**dict.fromkeys(("class", "guess", "count")), **total})
+        summary += [{**dict.fromkeys(("images", "top1", "ece")), **record} for record in confused]
         rows += [total, *confused]
         rows += [
             {"backbone": subject.label, "bin": place + 1, "count": int(count),
@@ -96,16 +96,16 @@ def find_classifier_errors(subjects: Sequence[Subject], options: Mapping[str, st
              "guess": subject.class_name(guess), "probability": share}
             for share, _, name, label, guess in images
         ]  # fmt: skip
-        drawn.append((subject, counts, calibration))
+        networks.append((subject, counts, calibration))
         worst.append((subject, images))
     order = ("backbone", "images", "top1", "ece", "class", "guess", "count")
-    shown = [{key: record[key] for key in order} for record in shown]
-    figures = {"errors": _draw(drawn), "worst": _draw_worst(worst)}
+    summary = [{key: record[key] for key in order} for record in summary]
+    figures = {"errors": _draw(networks), "worst": _draw_worst(worst)}
     tables = {
-        f"confusion{f'_{place}' if len(drawn) > 1 else ''}.csv": _table(subject, counts)
-        for place, (subject, counts, _) in enumerate(drawn, start=1)
+        f"confusion{f'_{place}' if len(networks) > 1 else ''}.csv": _table(subject, counts)
+        for place, (subject, counts, _) in enumerate(networks, start=1)
     }
-    return Findings(rows, shown, COLUMNS, figures, files=tables)
+    return Findings(rows, summary, COLUMNS, figures, files=tables)
 
 
 def _table(subject: Subject, counts: Tensor) -> str:
@@ -135,25 +135,25 @@ def _evaluate(subject: Subject) -> tuple[Tensor, Tensor, list[Worst]]:
                     f"the errors of {subject.label} need labelled images: leave input= out, or "
                     "pass a dataset"
                 )
-            found = subject.logits(batch.images).double().softmax(1)
-            shares = found.gather(1, batch.labels[:, None]).flatten().tolist()
+            probabilities = subject.logits(batch.images).double().softmax(1)
+            shares = probabilities.gather(1, batch.labels[:, None]).flatten().tolist()
             worst += zip(
                 shares, batch.images, batch.names, batch.labels.tolist(),
-                found.argmax(1).tolist(), strict=True,
+                probabilities.argmax(1).tolist(), strict=True,
             )  # fmt: skip
             worst = sorted(worst, key=lambda one: one[0])[:WORST]
-            parts.append(found)
+            parts.append(probabilities)
             labels.append(batch.labels)
     return torch.cat(parts), torch.cat(labels), worst
 
 
-def _draw(drawn: Sequence[tuple[Subject, Tensor, Any]]) -> Any:
-    classes = max(len(counts) for _, counts, _ in drawn)
+def _draw(networks: Sequence[tuple[Subject, Tensor, Any]]) -> Any:
+    classes = max(len(counts) for _, counts, _ in networks)
     side = min(max(4.0, CELL * classes), WIDEST)
-    figure, axes = new_figure(2, len(drawn), side, side)
+    figure, axes = new_figure(2, len(networks), side, side)
     axes[0, 0].get_gridspec().set_height_ratios([side, 4.0])
-    figure.set_size_inches((side + 1.2) * len(drawn), side + 4.0)
-    for column, (subject, counts, calibration) in enumerate(drawn):
+    figure.set_size_inches((side + 1.2) * len(networks), side + 4.0)
+    for column, (subject, counts, calibration) in enumerate(networks):
         above, below = axes[:, column]
         _draw_confusion(figure, above, subject, counts)
         bins = len(calibration.counts)
@@ -195,7 +195,7 @@ def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
             hide_axes(axis)
         for axis, (share, image, _, label, guess) in zip(axes[row], images, strict=False):
             axis.imshow(denormalise(image, subject))
-            right, wrong = (cut(subject.class_name(one), 40) for one in (label, guess))
+            right, wrong = (cut(subject.class_name(place), 40) for place in (label, guess))
             text = f"{wrap_text(right, 22)} ({share:.2g})\n{wrap_text(f'taken for {wrong}', 22)}"
             axis.set_title(text, fontsize=7)
         axes[row, 0].set_ylabel(wrap_text(subject.label, 20), fontsize=8)
@@ -229,10 +229,12 @@ def find_segmentor_errors(subjects: Sequence[Subject], options: Mapping[str, str
     figure, axes = new_figure(width=min(max(7.0, 0.16 * len(names)), 30.0), height=4.0)
     width = 0.8 / len(subjects)
     for place, subject in enumerate(subjects):
-        own = [record["iou"] or 0.0 for record in rows if record["backbone"] == subject.label]
+        values = [record["iou"] or 0.0 for record in rows if record["backbone"] == subject.label]
         middle = (len(subjects) - 1) / 2
-        left = [label + (place - middle) * width for label in range(len(own))]
-        axes[0, 0].bar(left, own, width, label=subject.label, color=COLOURS[place % len(COLOURS)])
+        starts = [label + (place - middle) * width for label in range(len(values))]
+        axes[0, 0].bar(
+            starts, values, width, label=subject.label, color=COLOURS[place % len(COLOURS)]
+        )
     name_ticks(axes[0, 0], names)
     axes[0, 0].set(ylabel="IoU in %")
     finish(axes[0, 0], len(subjects) > 1)
@@ -251,21 +253,21 @@ def find_detector_errors(subjects: Sequence[Subject], options: Mapping[str, str]
     figure, axes = new_figure(1, len(subjects), 4.6, 3.8)
     for axis, subject in zip(axes[0], subjects, strict=True):
         task: Any = subject.task
-        found: list[dict[str, Any]] = []
-        seen: list[int] = []
+        detections: list[dict[str, Any]] = []
+        image_ids: list[int] = []
         with torch.no_grad():
             for batch in subject.batches():
                 for sample in task.model.predict(batch.samples):
-                    found += instances(sample, subject.data.category_ids)
-                    seen.append(int(sample.img_id))
+                    detections += instances(sample, subject.data.category_ids)
+                    image_ids.append(int(sample.img_id))
         annotations = getattr(subject.data, "annotations", None)
         if annotations is None:
             raise ValueError(
                 f"the errors of {subject.label} need annotated images: leave input= out, or pass a "
                 "dataset"
             )
-        curves = precision_curves(annotations, found, seen, subject.data.category_ids)
-        names = {one["id"]: one["name"] for one in annotations["categories"]}
+        curves = precision_curves(annotations, detections, image_ids, subject.data.category_ids)
+        names = {category["id"]: category["name"] for category in annotations["categories"]}
         mean = np.mean(list(curves.values()), axis=0)
         for name, curve in [("all", mean), *((names[k], v) for k, v in curves.items())]:
             areas = dict(zip(KINDS, curve.mean(1).tolist(), strict=True))

@@ -42,7 +42,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     seed = parse_integer("seed", options["seed"], 0)
     places = torch.linspace(-span, span, points).tolist()
     rows: list[dict[str, Any]] = []
-    shown: list[dict[str, Any]] = []
+    summary: list[dict[str, Any]] = []
     surfaces = []
     for subject in subjects:
         network, objective, images = imported(subject.family.analyses["landscape"], __name__)(
@@ -54,9 +54,9 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         eigenvalue, unsettled = largest_curvature(network, objective, iterations, seed)
         edge = torch.cat([values[0], values[-1], values[1:-1, 0], values[1:-1, -1]])
         with torch.no_grad():
-            own = float(objective())
-        shown.append({
-            "backbone": subject.label, "images": images, "loss": own, "eigenvalue": eigenvalue,
+            loss = float(objective())
+        summary.append({
+            "backbone": subject.label, "images": images, "loss": loss, "eigenvalue": eigenvalue,
             "unsettled": unsettled, "rise": float(edge.mean()),
         })  # fmt: skip
         rows += [
@@ -66,7 +66,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         ]
         surfaces.append((subject.label, values))
     figures = {"landscape": _draw(surfaces, places)}
-    return Findings([*shown, *rows], shown, COLUMNS, figures)
+    return Findings([*summary, *rows], summary, COLUMNS, figures)
 
 
 def detector_objective(subject: Subject) -> tuple[Any, Any, int]:
@@ -90,15 +90,15 @@ def classifier_objective(subject: Subject) -> tuple[Any, Any, int]:
 
     network: Any = copy.deepcopy(subject.classifier())
     batches = [(batch.images, batch.labels) for batch in subject.batches()]
-    labels = torch.cat([own for _, own in batches])
+    labels = torch.cat([part for _, part in batches])
     if int(labels.min()) < 0:
         raise ValueError(_unlabelled(subject))
 
     def objective() -> torch.Tensor:
         weights = next(network.parameters())
         parts = [
-            F.cross_entropy(network(images.to(weights)), own, reduction="sum")
-            for images, own in batches
+            F.cross_entropy(network(images.to(weights)), truth, reduction="sum")
+            for images, truth in batches
         ]
         return torch.stack(parts).sum() / len(labels)
 
@@ -121,7 +121,7 @@ def segmentor_objective(subject: Subject) -> tuple[Any, Any, int]:
     task: Any = subject.task
     network = copy.deepcopy(task.model)
     batches = [batch.samples for batch in subject.batches()]
-    truths = [sample.get("gt_sem_seg") for one in batches for sample in one["data_samples"]]
+    truths = [sample.get("gt_sem_seg") for batch in batches for sample in batch["data_samples"]]
     if any(truth is None for truth in truths):
         raise ValueError(_unlabelled(subject))
     pixels = sum(int((truth.data != IGNORED).sum()) for truth in truths)
@@ -154,13 +154,13 @@ def task_objective(subject: Subject) -> tuple[Any, Any, int]:
     def objective() -> torch.Tensor:
         dtype = next(network.parameters()).dtype  # double for the curvature
         cast = [
-            {key: one[key].to(dtype) if one[key].is_floating_point() else one[key] for key in one}
-            for one in batches
+            {key: x.to(dtype) if x.is_floating_point() else x for key, x in batch.items()}
+            for batch in batches
         ]
-        parts = [task.evaluation_loss(one, network.predict(one)) for one in cast]
+        parts = [task.evaluation_loss(batch, network.predict(batch)) for batch in cast]
         return sum(total for total, _ in parts) / sum(count for _, count in parts)
 
-    return network, objective, sum(len(next(iter(one.values()))) for one in batches)
+    return network, objective, sum(len(next(iter(batch.values()))) for batch in batches)
 
 
 def multi_label_objective(subject: Subject) -> tuple[Any, Any, int]:
@@ -195,9 +195,9 @@ def _draw(surfaces: Sequence[tuple[str, Any]], places: Sequence[float]) -> Any:
     finite = finite[np.isfinite(finite)]
     levels = np.linspace(finite.min(), np.quantile(finite, 0.98) + 1e-9, 16)
     for axis, (label, values) in zip(axes[0], surfaces, strict=True):
-        drawn = axis.contourf(places, places, np.asarray(values), levels, cmap="viridis",
+        surface = axis.contourf(places, places, np.asarray(values), levels, cmap="viridis",
                               extend="max")  # fmt: skip
         axis.plot([0], [0], marker="+", color="white")
         axis.set_title(wrap_text(label, 32), fontsize=9)
-    figure.colorbar(drawn, ax=axes[0, -1], label="cross entropy", shrink=0.8)
+    figure.colorbar(surface, ax=axes[0, -1], label="cross entropy", shrink=0.8)
     return figure

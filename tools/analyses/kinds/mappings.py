@@ -38,15 +38,15 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     weights: dict[str, Panels] = {}
     products: dict[str, Panels] = {}
     for subject in subjects:
-        found = channel_mappings(subject.backbone)
-        names = select_evenly(list(found), parse_integer("layers", options["layers"]))
+        layers = channel_mappings(subject.backbone)
+        names = select_evenly(list(layers), parse_integer("layers", options["layers"]))
         weights[subject.label], products[subject.label] = {}, {}
-        for name, one in found.items():
-            density = one.density()
-            matrices = dict(one.matrices)
-            if one.interactions is not None:
-                matrices["interactions"] = one.interactions
-                density["interactions"] = float((one.interactions != 0).double().mean())
+        for name, layer in layers.items():
+            density = layer.density()
+            matrices = dict(layer.matrices)
+            if layer.interactions is not None:
+                matrices["interactions"] = layer.interactions
+                density["interactions"] = float((layer.interactions != 0).double().mean())
             for mapping, matrix in matrices.items():
                 height, width = matrix.shape
                 rows.append({
@@ -55,12 +55,12 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                     "mean": float(matrix.abs().mean()), "greatest": float(matrix.abs().max()),
                 })  # fmt: skip
         weights[subject.label] = {
-            name: [(key, _reduced(m)) for key, m in found[name].matrices.items()] for name in names
+            name: [(key, _reduced(m)) for key, m in layers[name].matrices.items()] for name in names
         }
         products[subject.label] = {
             name: [("interactions", _reduced(pairs))]
             for name in names
-            if (pairs := found[name].interactions) is not None
+            if (pairs := layers[name].interactions) is not None
         }
     figures = {"mappings": panel_grid(weights, colours="magma_r")}
     multiplied = {label: panels for label, panels in products.items() if panels}

@@ -52,66 +52,70 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     from backbones.analysis.relations import token_relations
 
     most, singular = parse_integer("groups", options["groups"]), _share(options["singular"])
-    rows, shown, notes = [], [], []
-    drawn: dict[str, Panels] = {}
+    rows, summary, notes = [], [], []
+    panels: dict[str, Panels] = {}
     biases: dict[str, Panels] = {}
-    whole: dict[str, Panels] = {}
+    matrices: dict[str, Panels] = {}
     distances: dict[str, list[float]] = {}
     localities: dict[str, list[float]] = {}
     for subject in subjects:
-        found = token_relations(subject.backbone, _image_size(subject), singular=singular)
-        tokens = _tokens(options["token"], found)
+        layers = token_relations(subject.backbone, _image_size(subject), singular=singular)
+        tokens = _tokens(options["token"], layers)
         maps: dict[str, list[tuple[str, Any]]] = {}
         distances[subject.label] = []
-        for name, one in found.items():
-            distance = float(one.mean_distance().nanmean())
+        for name, relation in layers.items():
+            distance = float(relation.mean_distance().nanmean())
             distances[subject.label].append(distance)
-            if one.non_locality is not None:
-                localities.setdefault(subject.label, []).append(one.non_locality)
-            shown.append({
-                "backbone": subject.label, "layer": name, "kind": one.kind,
-                "groups": len(one.matrix), "window": f"{one.size[0]}x{one.size[1]}",
-                "distance": distance, "non_locality": one.non_locality,
-                "left_out": one.left_out if one.non_locality is not None else None,
+            if relation.non_locality is not None:
+                localities.setdefault(subject.label, []).append(relation.non_locality)
+            summary.append({
+                "backbone": subject.label, "layer": name, "kind": relation.kind,
+                "groups": len(relation.matrix), "window": f"{relation.size[0]}x{relation.size[1]}",
+                "distance": distance, "non_locality": relation.non_locality,
+                "left_out": relation.left_out if relation.non_locality is not None else None,
             })  # fmt: skip
             if name not in tokens:
                 continue
-            maps[name] = _maps(one, tokens[name], most)
+            maps[name] = _maps(relation, tokens[name], most)
             rows += [
                 {"backbone": subject.label, "layer": name, "map": title, "row": row,
                  "column": column, "value": value}
                 for title, map_ in maps[name]
                 for row, line in enumerate(map_.tolist()) for column, value in enumerate(line)
             ]  # fmt: skip
-        left_out = sum(one.left_out for one in found.values())
-        groups = sum(len(one.matrix) for one in found.values() if one.non_locality is not None)
+        left_out = sum(relation.left_out for relation in layers.values())
+        groups = sum(
+            len(relation.matrix)
+            for relation in layers.values()
+            if relation.non_locality is not None
+        )
         if groups:
             notes.append(
                 f"{subject.label}: g excludes {left_out} of {groups} matrices, because they have "
                 f"an eigenvalue below {singular:g} of their layer's largest"
             )
-        if len(tokens) < len(found):
+        if len(tokens) < len(layers):
             notes.append(
-                f"{subject.label}: {len(found) - len(tokens)} of {len(found)} layers are not "
+                f"{subject.label}: {len(layers) - len(tokens)} of {len(layers)} layers are not "
                 f"drawn, because their windows lack token {options['token']}"
             )
         names = select_evenly(list(maps), parse_integer("layers", options["layers"]))
         # The bias is another quantity, so it has its own figure and scale.
-        drawn[subject.label] = {
+        panels[subject.label] = {
             name: [panel for panel in maps[name] if panel[0] != "b"] for name in names
         }
         biases[subject.label] = {
             name: [panel for panel in maps[name] if panel[0] == "b"] for name in names
         }
-        whole[subject.label] = {name: _matrices(found[name], most) for name in names}
-    figures = {"relations": panel_grid(drawn), "matrices": _drawn_matrices(whole, drawn)}
-    biased = {label: {n: p for n, p in one.items() if p} for label, one in biases.items()}
+        matrices[subject.label] = {name: _matrices(layers[name], most) for name in names}
+    figures = {"relations": panel_grid(panels), "matrices": _drawn_matrices(matrices, panels)}
+    biased = {label: {n: p for n, p in layers.items() if p} for label, layers in biases.items()}
     if any(biased.values()):
-        figures["bias"] = panel_grid({label: one for label, one in biased.items() if one})
+        figures["bias"] = panel_grid({label: layers for label, layers in biased.items() if layers})
     figures["distance"] = curves(distances, "Mean distance of the weights", "tokens", "layer")
     if localities:
         figures["non_locality"] = curves(localities, "Non-locality g, Eq. 16", "g", "layer")
-    return Findings(rows, shown, COLUMNS, figures, notes)
+    return Findings(rows, summary, COLUMNS, figures, notes)
 
 
 def _share(text: str) -> float:
@@ -125,7 +129,7 @@ def _share(text: str) -> float:
     return share
 
 
-def _tokens(text: str, found: Mapping[str, Relation]) -> dict[str, int]:
+def _tokens(text: str, layers: Mapping[str, Relation]) -> dict[str, int]:
     """Parse the option ``token`` for every layer with that token in its window.
 
     Raises:
@@ -134,14 +138,18 @@ def _tokens(text: str, found: Mapping[str, Relation]) -> dict[str, int]:
     from backbones.analysis.relations import middle
 
     if text == "middle":
-        return {name: middle(one.size) for name, one in found.items()}
-    last = max(one.size[0] * one.size[1] for one in found.values()) - 1
+        return {name: middle(relation.size) for name, relation in layers.items()}
+    last = max(relation.size[0] * relation.size[1] for relation in layers.values()) - 1
     if not text.isdecimal() or int(text) > last:
         raise ValueError(
             f"token must be middle or a whole number from 0 to {last}, the last token of the "
             f"largest window; got {text!r}"
         )
-    return {name: int(text) for name, one in found.items() if int(text) < one.size[0] * one.size[1]}
+    return {
+        name: int(text)
+        for name, relation in layers.items()
+        if int(text) < relation.size[0] * relation.size[1]
+    }
 
 
 def _maps(relation: Relation, token: int, most: int) -> list[tuple[str, Any]]:
@@ -158,11 +166,11 @@ def _matrices(relation: Relation, most: int) -> list[tuple[str, Any]]:
     """Return whole matrices, (N, N): the parts and their sum, or those of the first groups."""
     from torch.nn.functional import adaptive_avg_pool2d
 
-    named = [(key, part[0]) for key, part in relation.parts.items()]
-    named += [(f"group {i + 1}", matrix) for i, matrix in enumerate(relation.matrix[:most])]
+    matrices = [(key, part[0]) for key, part in relation.parts.items()]
+    matrices += [(f"group {i + 1}", matrix) for i, matrix in enumerate(relation.matrix[:most])]
     return [
         (title, adaptive_avg_pool2d(m[None].float(), MOST_DRAWN)[0] if len(m) > MOST_DRAWN else m)
-        for title, m in named
+        for title, m in matrices
     ]
 
 

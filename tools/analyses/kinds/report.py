@@ -22,11 +22,11 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     """Write a page per run: report.html, numbered if there are several."""
     from tools.analyses.page import page
 
-    chosen = [name for name in options["only"].split(",") if name]
-    for name in chosen:
+    names = [name for name in options["only"].split(",") if name]
+    for name in names:
         find_analysis(name)
     pages = {}
     for place, subject in enumerate(subjects, start=1):
         name = "report.html" if len(subjects) == 1 else f"report_{place}.html"
-        pages[name] = page(subject, options, lambda line: print(line, file=sys.stderr), chosen)
+        pages[name] = page(subject, options, lambda line: print(line, file=sys.stderr), names)
     return Findings([], [], {}, files=pages)
