@@ -12,19 +12,18 @@ from tests.families import HOSTS, SMALLEST, by_turns, drawn, sparse
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS))
-)
-def test_imports_avoid_tests_and_private_registry_tables(path):
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+def test_imports_avoid_tests_and_private_registry_tables():
+    nodes = [(f"{path.relative_to(TESTS)}:{getattr(node, 'lineno', 0)}", node)
+             for path in sorted(TESTS.rglob("*.py"))
+             for node in ast.walk(ast.parse(path.read_text()))]  # fmt: skip
+    for place, node in nodes:
         if isinstance(node, ast.ImportFrom):
             module = node.module or ""
             is_ours = not module or module.partition(".")[0] == "tests"
             is_test = module.rpartition(".")[2].startswith("test_")
-            assert not (is_ours and is_test), f"line {node.lineno}"
+            assert not (is_ours and is_test), place
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "registry":
-            assert not node.attr.startswith("_"), f"line {node.lineno}"
+            assert not node.attr.startswith("_"), place
 
 
 @pytest.mark.parametrize("seed", range(4))
