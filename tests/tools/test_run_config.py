@@ -192,21 +192,17 @@ def error_text(capsys, folder, *typed, mode="test"):
 
 @pytest.mark.parametrize(
     ("typed", "message"),
-    [
-        ("head.anchor_scal=4", "no option head.anchor_scal; did you mean anchor_scale"),
-        ("data.batchsize=4", "did you mean batch_size"),
-        ("heads.anchor_scale=4", "did you mean head"),
-        ("head=mask_rcn", "did you mean mask_rcnn"),
-        ("head=linear", "task=detection takes head="),
-        ("data=imagenet", "task=detection takes data=coco"),
-        ("backbone=swin_t_afob", "did you mean swin_t_afbo"),
-        ("task=segmentation", "is a run of task=detection; its weights fit no other task"),
-        ("trainer.device=1", "did you mean devices"),
-        ("resume=true", "for mode=test pass ckpt=<run folder> alone"),
-        ("input=x", "pass mode=predict"),
-        ("~head.option", "no option to remove of head called 'option'; did you mean options"),
-    ],
-)
+    [("head.anchor_scal=4", "no option head.anchor_scal; did you mean anchor_scale"),
+     ("data.batchsize=4", "did you mean batch_size"), ("heads.anchor_scale=4", "did you mean head"),
+     ("head=mask_rcn", "did you mean mask_rcnn"), ("head=linear", "task=detection takes head="),
+     ("data=imagenet", "task=detection takes data=coco"),
+     ("backbone=swin_t_afob", "did you mean swin_t_afbo"),
+     ("task=segmentation", "is a run of task=detection; its weights fit no other task"),
+     ("trainer.device=1", "did you mean devices"),
+     ("resume=true", "for mode=test pass ckpt=<run folder> alone"),
+     ("input=x", "pass mode=predict"),
+     ("~head.option", "no option to remove of head called 'option'; did you mean options")],
+)  # fmt: skip
 def test_mistakes_are_found_in_the_runs_config(typed, message, run_folder, capsys):
     assert message in error_text(capsys, run_folder(*RUNS["detection"]), typed)
 
