@@ -13,17 +13,17 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_imports_avoid_tests_and_private_registry_tables():
-    nodes = [(f"{path.relative_to(TESTS)}:{getattr(node, 'lineno', 0)}", node)
-             for path in sorted(TESTS.rglob("*.py"))
-             for node in ast.walk(ast.parse(path.read_text()))]  # fmt: skip
     broken = []
-    for place, node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            is_ours = not module or module.partition(".")[0] == "tests"
-            broken += [place] * (is_ours and module.rpartition(".")[2].startswith("test_"))
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "registry":
-            broken += [place] * node.attr.startswith("_")
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            wrong = False
+            if isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                is_ours = not module or module.partition(".")[0] == "tests"
+                wrong = is_ours and module.rpartition(".")[2].startswith("test_")
+            elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "registry":
+                wrong = node.attr.startswith("_")
+            broken += [f"{path.relative_to(TESTS)}:{node.lineno}"] if wrong else []
     assert broken == []
 
 

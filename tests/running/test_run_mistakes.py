@@ -153,7 +153,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("typed", rest_slow(list(MISTAKES), list(MISTAKES)[::6]))
+@pytest.mark.parametrize("typed", rest_slow(list(MISTAKES), list(MISTAKES)[4::6]))
 def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
     if "no GPU" in MISTAKES[typed] and torch.cuda.is_available():
         pytest.skip("there is a GPU")

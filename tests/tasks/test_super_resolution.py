@@ -254,7 +254,9 @@ TINY = ("data.patches_per_image=2", "data.patch_size=16", "data.batch_size=4",
 
 
 @pytest.mark.slow
-def test_a_run_is_tested_and_enlarges(tmp_path, capsys):
+def test_a_run_is_tested_and_enlarges(tmp_path, capsys, caplog):
+    caplog.set_level("INFO")
+
     def run(*words, status=0):
         typed = ["task=super_resolution", "trainer=cpu", "logger=csv", f"output_dir={tmp_path}/out"]
         ended = run_here([*typed, *words], capsys)
@@ -278,7 +280,7 @@ def test_a_run_is_tested_and_enlarges(tmp_path, capsys):
     assert summary(ended.folder())["metrics"].keys() == {"psnr_set5", "ssim_set5"}
     Image.fromarray(np.full((20, 30, 4), 77, np.uint8)).save(tmp_path / "a.png")
     ended = run("mode=predict", f"ckpt={trained}", f"input={tmp_path}/a.png")
-    assert "a.png: 120x80 pixels, enlarged/a_x4.png" in ended.out
+    assert "a.png: 120x80 pixels, enlarged/a_x4.png" in caplog.text
     with Image.open(ended.folder() / "enlarged/a_x4.png") as enlarged:
         assert (enlarged.size, enlarged.mode) == ((120, 80), "RGBA")
         assert set(np.asarray(enlarged)[..., 3].flatten()) == {77}
