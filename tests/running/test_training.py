@@ -14,10 +14,10 @@ from lightning.pytorch import Callback
 from timm.models.inception_v3 import InceptionA
 
 from tasks.classification.task import ClassificationTask
-from tasks.engine import callbacks
 from tasks.engine.callbacks.checkpoints import KeepLast
 from tasks.engine.callbacks.loggers import TensorBoardLog, read_rows
 from tasks.engine.callbacks.monitors import StopEarly, TopCheckpoints
+from tasks.engine.callbacks.progress import ChannelsLast
 from tasks.engine.checkpoints.entries import EMA, UNREPORTED
 from tasks.engine.loops.process_exchange import gather_objects
 from tasks.engine.loops.signals import STOP, RunStopped
@@ -151,7 +151,7 @@ class TestTraining:
 
     def test_padded_pooling_in_channels_last_memory_is_named(self, caplog):
         for module in (torch.nn.AvgPool2d(3), InceptionA(8, 4)):
-            callbacks.ChannelsLast().setup(None, module, "fit")
+            ChannelsLast().setup(None, module, "fit")
             assert ("inception_v3 pools with padding" in caplog.text) == hasattr(
                 module, "branch1x1"
             )
