@@ -40,6 +40,31 @@ TINY = {
     ),
     "segmentation": (*SCENES, "head.channels=64"),
 }  # fmt: skip
+# Words of the smallest run of each family, with all that it computes.
+SMALLEST = {
+    "classification": ("backbone=resnet18", *TINY["classification"]),
+    "transfer": ("backbone=resnet18", "backbone.pretrained=false", *TINY["transfer"]),
+    "detection": ("backbone=resnet18", *TINY["detection"]),
+    "segmentation": ("backbone=resnet18", *TINY["segmentation"]),
+    "super_resolution": (
+        "backbone=edsr_baseline", "data.scale=2", "data.patch_size=8", "data.patches_per_image=1",
+        "data.batch_size=4",
+    ),
+    "forecasting": (
+        "backbone=ffnet_1d", "backbone.dim=8", "backbone.expansion=2", "data.hours=600",
+        "data.lookback=24", "data.horizon=12", "data.batch_size=64",
+        "head.quantiles=[0.1,0.5,0.9]",
+    ),
+    "point_segmentation": (
+        "backbone=ffnet_3d_tiny", "data.num_train=3", "data.num_val=2", "data.density=30",
+        "data.grid_size=0.15", "data.crop_points=1500",
+    ),
+    "generation": (
+        "backbone=dit_tiny", "head.steps=2", "task.num_samples=4", "data.eval_batch_size=8",
+    ),
+    "glue": ("backbone=bert_tiny", "data.num_train=64", "data.num_val=21"),
+    "multi_label": ("backbone=resnet18", "data.num_train=32", "data.num_val=16"),
+}  # fmt: skip
 # One run of a sweep or search.
 SHORTEST = ("task=classification", "trainer=cpu", *TINY["classification"], "trainer.max_epochs=1",
             "trainer.limit_train_batches=1", "schedule.warmup=0", "logger=csv")  # fmt: skip
@@ -68,6 +93,11 @@ def arguments(task, output_dir, *more, backbone="deit_t", trainer="cpu", epochs=
     options = (f"task={task}", f"backbone={backbone}", f"trainer={trainer}", *TINY[task])
     return [*options, f"output_dir={output_dir}", f"trainer.max_epochs={epochs}",
             "schedule.warmup=0", *more]  # fmt: skip
+
+
+def single_words(typed):
+    """Return words of which a later one replaces an earlier one of the same option."""
+    return list({word.partition("=")[0].lstrip("+"): word for word in typed}.values())
 
 
 def options(group):

@@ -89,15 +89,13 @@ def test_mixer_of_readme_is_the_tested_file_and_short():
     assert len([line for line in code.splitlines() if line.strip()]) <= 16
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_and_included_files_exist(path):
-    targets = re.findall(r"\]\(([^)#\s]+)", PAGES[path])
-    targets += re.findall(r"^```\{\w*include\} (\S+)", PAGES[path], re.MULTILINE)
-    for target in targets:
-        found = (path.parent / target).resolve()
-        if target.startswith("https://") or DOCS / "reference" in found.parents:
-            continue
-        assert found.exists(), target
+def test_links_and_included_files_exist():
+    pattern = re.compile(r"\]\(([^)#\s]+)|^```\{\w*include\} (\S+)", re.MULTILINE)
+    for path, text in PAGES.items():
+        for target in filter(None, (link or file for link, file in pattern.findall(text))):
+            found = (path.parent / target).resolve()
+            if not target.startswith("https://") and DOCS / "reference" not in found.parents:
+                assert found.exists(), (path, target)
 
 
 def test_files_of_the_site_are_small_and_measurements_complete():

@@ -35,10 +35,10 @@ def versions(**installed):
     return table.get
 
 
-@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
-def test_range_admits_the_tested_version(requirement):
-    pin = PINS[packages.normalise(requirement.name)]
-    assert requirement.specifier.contains(pin), f"{requirement} does not admit {pin}"
+def test_ranges_admit_the_tested_versions():
+    for requirement in REQUIREMENTS:
+        pin = PINS[packages.normalise(requirement.name)]
+        assert requirement.specifier.contains(pin), f"{requirement} does not admit {pin}"
 
 
 def test_pins_are_exact_without_places_or_cuda_libraries():

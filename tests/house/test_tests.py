@@ -12,19 +12,19 @@ from tests.families import HOSTS, SMALLEST, by_turns, drawn, sparse
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS))
-)
-def test_imports_avoid_tests_and_private_registry_tables(path):
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            is_ours = not module or module.partition(".")[0] == "tests"
-            is_test = module.rpartition(".")[2].startswith("test_")
-            assert not (is_ours and is_test), f"line {node.lineno}"
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "registry":
-            assert not node.attr.startswith("_"), f"line {node.lineno}"
+def test_imports_avoid_tests_and_private_registry_tables():
+    broken = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            wrong = False
+            if isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                is_ours = not module or module.partition(".")[0] == "tests"
+                wrong = is_ours and module.rpartition(".")[2].startswith("test_")
+            elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "registry":
+                wrong = node.attr.startswith("_")
+            broken += [f"{path.relative_to(TESTS)}:{node.lineno}"] if wrong else []
+    assert broken == []
 
 
 @pytest.mark.parametrize("seed", range(4))

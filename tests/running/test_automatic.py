@@ -50,21 +50,14 @@ def values(config, *keys):
 
 @pytest.mark.parametrize(
     ("task", "images", "batch", "rate", "epochs", "warmup"),
-    [
-        ("classification", 1, 1, 1.25e-4, 300, 15),
-        ("classification", 20, 16, 5e-4, 268, 13.4),
-        ("classification", 135, 16, 5e-4, 103, 5.15),
-        ("classification", 500, 16, 5e-4, 54, 2.7),
-        ("classification", 501, 32, 7.07e-4, 54, 2.7),
-        ("classification", 10_000, 64, 1e-3, 15, 0.75),
-        ("classification", 50_001, 128, 3.54e-4, 50, 2.5),
-        ("transfer", 1_281_167, 128, 3.54e-4, 100, 5),
-        ("detection", 100, 2, 2.12e-4, 40, 2),
-        ("detection", 117_266, 2, 2.12e-4, 12, 0.0085),
-        ("segmentation", 300, 2, 2.12e-4, 46, 2.3),
-        ("segmentation", 20_210, 2, 2.12e-4, 30, 0.1484),
-    ],
-)
+    [("classification", 1, 1, 1.25e-4, 300, 15), ("classification", 20, 16, 5e-4, 268, 13.4),
+     ("classification", 135, 16, 5e-4, 103, 5.15), ("classification", 500, 16, 5e-4, 54, 2.7),
+     ("classification", 501, 32, 7.07e-4, 54, 2.7), ("classification", 10_000, 64, 1e-3, 15, 0.75),
+     ("classification", 50_001, 128, 3.54e-4, 50, 2.5),
+     ("transfer", 1_281_167, 128, 3.54e-4, 100, 5), ("detection", 100, 2, 2.12e-4, 40, 2),
+     ("detection", 117_266, 2, 2.12e-4, 12, 0.0085), ("segmentation", 300, 2, 2.12e-4, 46, 2.3),
+     ("segmentation", 20_210, 2, 2.12e-4, 30, 0.1484)],
+)  # fmt: skip
 def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, warmup):
     config = chosen(task, images)
     assert automatic.auto_keys(config) == []

@@ -14,15 +14,10 @@ SGD = {"name": "sgd", "lr": 0.1}
 
 @pytest.mark.parametrize(
     ("options", "states"),
-    [
-        (ADAMW, 2),
-        (ADAMW | {"amsgrad": True}, 3),
-        (SGD, 0),
-        (SGD | {"momentum": 0.9}, 1),
-        ({"name": "lamb", "lr": 1e-3}, 2),
-    ],
+    [(ADAMW, 2), (ADAMW | {"amsgrad": True}, 3), (SGD, 0), (SGD | {"momentum": 0.9}, 1),
+     ({"name": "lamb", "lr": 1e-3}, 2)],
     ids=str,
-)
+)  # fmt: skip
 def test_sizes_equal_those_of_the_saved_tensors(options, states):
     before = torch.get_rng_state()
     task = tiny_task(optimizer=options, ema={"decay": 0.9})

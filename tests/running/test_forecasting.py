@@ -7,12 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import tasks
 from datamodules.series.sample import write_series
-from tests.runs import ROOT, composed, run_here, run_shared
+from tests.runs import ROOT, composed, run_here, run_shared, summary
 from tools import analyse, complexity
 from tools.export import export
 
@@ -27,10 +26,6 @@ def words(folder, *more, backbone="ffnet_1d"):
     own = NETWORK if backbone.startswith("ffnet_1d") else ()
     usual = ("trainer=cpu", "logger=csv", *TINY, "trainer.max_epochs=1")
     return ["task=forecasting", f"backbone={backbone}", *own, *usual, f"output_dir={folder}", *more]
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -138,25 +133,6 @@ def test_average_side_effect_and_compiling_run(more, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_longer_run_continues_a_shorter_one(tmp_path, capsys):
-    """Weights after two epochs are those of one epoch that was resumed."""
-    long = run_here(words(tmp_path / "a", "trainer.max_epochs=2", "schedule.name=constant"), capsys)
-    short = run_here(words(tmp_path / "b", "schedule.name=constant"), capsys)
-    typed = words(
-        tmp_path / "b", "trainer.max_epochs=2", "schedule.name=constant", "resume=true",
-        f"ckpt={short.folder()}",
-    )  # fmt: skip
-    resumed = run_here(typed, capsys)
-    assert resumed.status == 0, resumed.err
-    one, other = (
-        torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for folder in (long.folder(), resumed.folder())
-    )
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[key], other[key]) for key in one if key in other)
-
-
-@pytest.mark.slow
 def test_a_sweep_over_horizons_prints_the_average(tmp_path):
     typed = [*words(tmp_path, backbone="nlinear"), "data.horizon=6,12", "--multirun"]
     ended = subprocess.run(
@@ -167,23 +143,6 @@ def test_a_sweep_over_horizons_prints_the_average(tmp_path):
     mean = np.mean([one["metrics"]["mse"] for one in found])
     line = next(line for line in ended.stdout.splitlines() if "6, 12" in line)
     assert f"{mean:.4g}" in line
-
-
-@pytest.mark.slow
-def test_two_processes_measure_the_same_as_one(tmp_path, capsys):
-    """The sums of both processes are those over all windows, an odd number of them."""
-    typed = [*words(tmp_path, backbone="nlinear"), "trainer=ddp_cpu", "trainer.devices=2"]
-    ended = subprocess.run(
-        [sys.executable, "tools/run.py", *typed], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    folder = ROOT / ended.stdout.strip().splitlines()[-1].removeprefix("Run folder: ")
-    tested = run_here(
-        ["mode=test", f"ckpt={folder}", "trainer=cpu", f"output_dir={tmp_path / 'alone'}"], capsys
-    )
-    alone = summary(tested.folder())["metrics"]
-    for name, value in summary(folder)["metrics"].items():
-        assert alone[name] == pytest.approx(value, rel=1e-5)
 
 
 @pytest.mark.slow

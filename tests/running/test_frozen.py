@@ -11,21 +11,11 @@ from datamodules.sample.datamodules import SampleTransfer
 from heads.frozen.features import Features, SolveOptions
 from heads.frozen.head import FrozenFeatures
 from heads.frozen.neighbours import Neighbours
-from tasks.classification.extraction import FeatureExtraction
 from tests.runs import arguments, command, completed, refused, run_here, summary
 
 # One training image per class, as in all tiny runs.
 FEW = ("protocol=frozen", "head.logistic.c=1", "head.knn.neighbours=[10,20]",
        "head.few_shot.shots=[1]", "head.few_shot.draws=2")  # fmt: skip
-
-
-def test_an_extraction_keeps_copies_of_a_batch():
-    """Each tensor of a worker keeps a file open."""
-    batch = {"image": torch.zeros(2, 3), "label": torch.ones(2), "sample_id": torch.arange(2)}
-    extraction = FeatureExtraction(torch.nn.Identity(), list, dict)
-    extraction.test_step({name: one.share_memory_() for name, one in batch.items()}, 0)
-    assert not any(one.is_shared() for one in extraction._collected[0])
-    assert torch.equal(extraction.features(2).labels, torch.ones(2))
 
 
 @pytest.fixture

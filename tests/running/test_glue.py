@@ -1,16 +1,13 @@
 """Runs of task=glue: every set, pretraining, predictions for GLUE, resuming, processes, exports."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-import torch
 
 from datamodules.text.glue import SETS
 from datamodules.text.wordpiece import SPECIAL
 from tests.glue_sets import write_sets
-from tests.runs import ROOT, run_here
+from tests.runs import run_here, summary
 from tools.export import export
 
 pytestmark = pytest.mark.slow
@@ -20,10 +17,6 @@ SAMPLE = ("data.num_train=64", "data.num_val=21")
 def words(folder, *more, backbone="bert_tiny_afbo", epochs=1):
     usual = ("trainer=cpu", "logger=csv", "schedule.warmup=0", f"trainer.max_epochs={epochs}")
     return ["task=glue", f"backbone={backbone}", *usual, f"output_dir={folder}", *more]
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -107,40 +100,6 @@ def test_gpts_recipe(tmp_path, capsys):
     header, first = (ended.folder() / "metrics.csv").read_text().splitlines()[:2]
     assert "train/loss_words" in header
     assert first
-
-
-def test_a_longer_run_continues_a_shorter_one(tmp_path, capsys):
-    """Weights after two epochs are those of one epoch that was resumed."""
-    more = (*SAMPLE, "schedule.name=constant", "backbone.drop=0.1")
-    mixer = "backbone.token_mixer=attention"
-    long = run_here(words(tmp_path / "a", *more, mixer, epochs=2), capsys)
-    short = run_here(words(tmp_path / "b", *more, mixer), capsys)
-    typed = words(tmp_path / "b", *more, mixer, "resume=true", f"ckpt={short.folder()}", epochs=2)
-    resumed = run_here(typed, capsys)
-    assert resumed.status == 0, resumed.err
-    one, other = (
-        torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for folder in (long.folder(), resumed.folder())
-    )
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-@pytest.mark.parametrize("more", [(), ("protocol=mlm", "trainer.limit_train_batches=3")],
-                         ids=["cola", "mlm"])  # fmt: skip
-def test_two_processes_measure_the_same_as_one(more, tmp_path, capsys):
-    typed = words(tmp_path, *SAMPLE, *more, "trainer=ddp_cpu", "trainer.devices=2")
-    ended = subprocess.run(
-        [sys.executable, "tools/run.py", *typed], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    folder = ROOT / ended.stdout.strip().splitlines()[-1].removeprefix("Run folder: ")
-    tested = run_here(
-        ["mode=test", f"ckpt={folder}", "trainer=cpu", f"output_dir={tmp_path / 'alone'}"], capsys
-    )
-    alone = summary(tested.folder())["metrics"]
-    for name, value in summary(folder)["metrics"].items():
-        assert alone[name] == pytest.approx(value, rel=1e-4), name
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch_export"])

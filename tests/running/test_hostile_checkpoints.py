@@ -14,6 +14,7 @@ from backbones.checkpoints.seal import DamagedCheckpoint, seal
 from tasks.engine.checkpoints.files import AtomicCheckpointIO, open_own
 from tasks.engine.checkpoints.resume_checks import check_continues
 from tasks.engine.optimisation.optimizer import build_optimizer
+from tests.errors import refuses
 from tests.running.tiny import tiny_data, tiny_task
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -43,7 +44,7 @@ def start(trained, tmp_path):
         change(content)
         del content["mixerlab"]
         file = tmp_path / "checkpoints" / "last.ckpt"
-        file.parent.mkdir()
+        file.parent.mkdir(exist_ok=True)
         torch.save(seal(content) if sealed else content, file)
         return find_start(tmp_path, None, task_of(), trained[1])
 
@@ -110,14 +111,11 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("path", "value"), [pytest.param(k, v, id=f"{k}-{v!r:.20}") for k in CASES for v in CASES[k]]
-)
+@pytest.mark.parametrize("path", CASES)
 @pytest.mark.parametrize("sealed", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_part_of_another_form_is_named(path, value, sealed, start):
-    with pytest.raises(ValueError, match=r"last\.ckpt") as refused:
-        start(put(path, value), sealed)
-    assert len(str(refused.value)) < 700
+def test_a_part_of_another_form_is_named(path, sealed, start):
+    for value in CASES[path]:
+        assert len(refuses(r"last\.ckpt", start, put(path, value), sealed)) < 700, value
 
 
 @pytest.mark.parametrize(

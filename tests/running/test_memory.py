@@ -14,7 +14,7 @@ import torch
 
 from datamodules.loading.workers import Loader
 from tasks.engine.family import families
-from tests.runs import SCENES, TINY, arguments, completed, composed
+from tests.runs import SMALLEST, arguments, completed, composed, single_words
 from tools import run
 from tools.runs import components, garbage
 
@@ -102,28 +102,16 @@ def test_an_option_decides_if_a_run_keeps_freed_memory(keep, monkeypatch):
     assert asked.called == keep
 
 
-# Runs of each family with eight batches of validation or more.
-IMAGES = ("backbone=resnet18", "data.eval_batch_size=2")
-SHORT = {
-    "classification": (*IMAGES, *TINY["classification"]),
-    "detection": (*IMAGES, *TINY["detection"], *SCENES[1:], "data.num_val=16"),
-    "forecasting": ("backbone=ffnet_1d", "backbone.dim=8", "backbone.expansion=2", "data.hours=600",
-                    "data.lookback=24", "data.horizon=12", "data.batch_size=64",
-                    "data.eval_batch_size=4"),
-    "generation": ("backbone=dit_tiny", "head.steps=2", "task.num_samples=4",
-                   "data.eval_batch_size=2"),
-    "glue": ("backbone=bert_tiny_afbo", "data.num_train=16", "data.num_val=16",
-             "data.batch_size=8", "data.eval_batch_size=2"),
-    "multi_label": (*IMAGES, "data.num_train=8", "data.num_val=16", "data.batch_size=8"),
-    "point_segmentation": ("backbone=ffnet_3d_tiny", "data.num_train=2", "data.num_val=8",
-                           "data.density=30", "data.grid_size=0.15", "data.crop_points=1500",
-                           "data.eval_batch_size=1"),
-    "segmentation": (*IMAGES, *TINY["segmentation"], "data.num_val=16"),
-    "super_resolution": ("backbone=edsr_baseline", "data.scale=2", "data.patch_size=8",
-                         "data.patches_per_image=1", "data.batch_size=4",
-                         "data.eval_batch_size=1"),
-    "transfer": (*IMAGES, "protocol=knn", "backbone.pretrained=false", "data.train_per_class=2",
-                 "data.val_per_class=1"),
+# Words of each family's smallest run by which it has eight batches of validation or more.
+PAIRS, SINGLE = ("data.eval_batch_size=2",), ("data.eval_batch_size=1",)
+EIGHT = {
+    "classification": PAIRS, "detection": ("data.num_val=16", *PAIRS),
+    "forecasting": ("data.eval_batch_size=4",), "generation": PAIRS,
+    "glue": ("data.num_train=16", "data.num_val=16", "data.batch_size=8", *PAIRS),
+    "multi_label": ("data.num_train=8", "data.batch_size=8", *PAIRS),
+    "point_segmentation": ("data.num_val=8", *SINGLE),
+    "segmentation": ("data.num_val=16", *PAIRS), "super_resolution": SINGLE,
+    "transfer": ("protocol=knn", "data.train_per_class=2", *PAIRS),
 }  # fmt: skip
 
 
@@ -165,7 +153,8 @@ def test_batches_are_not_kept_after_their_step(family, tmp_path, capsys, monkeyp
     monkeypatch.setattr(Loader, "__iter__", shared_batches)
     few = ("trainer=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=2",
            "trainer.limit_val_batches=8", "schedule.warmup=0", "logger=csv")  # fmt: skip
-    typed = [f"task={family}", *SHORT[family], *few, f"output_dir={tmp_path}"]
+    words = [f"task={family}", *SMALLEST[family], *EIGHT[family], *few, f"output_dir={tmp_path}"]
+    typed = single_words(words)
     if family == "transfer":  # needs the features of all images
         typed = [word for word in typed if "limit" not in word]
     folder = completed(typed, capsys).folder()

@@ -12,7 +12,7 @@ from backbones.registry import temporary_registrations
 from tasks.engine.base import BaseTask
 from tasks.engine.family import families
 from tests.families import rest_slow
-from tests.runs import SCENES, TINY, run_here, summary, weights
+from tests.runs import SCENES, SMALLEST, TINY, completed, run_here, same, summary, weights
 from tools import results
 from tools.export import export
 
@@ -21,31 +21,6 @@ pytestmark = pytest.mark.usefixtures("sample_cache")
 PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
 TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}  # of the weights; else float32
 FEW = ("trainer.limit_train_batches=2", "trainer.limit_val_batches=2")
-# Words of the smallest run of each family, with all that it computes.
-SMALLEST = {
-    "classification": ("backbone=resnet18", *TINY["classification"]),
-    "transfer": ("backbone=resnet18", "backbone.pretrained=false", *TINY["transfer"]),
-    "detection": ("backbone=resnet18", *TINY["detection"]),
-    "segmentation": ("backbone=resnet18", *TINY["segmentation"]),
-    "super_resolution": (
-        "backbone=edsr_baseline", "data.scale=2", "data.patch_size=8", "data.patches_per_image=1",
-        "data.batch_size=4",
-    ),
-    "forecasting": (
-        "backbone=ffnet_1d", "backbone.dim=8", "backbone.expansion=2", "data.hours=600",
-        "data.lookback=24", "data.horizon=12", "data.batch_size=64",
-        "head.quantiles=[0.1,0.5,0.9]",
-    ),
-    "point_segmentation": (
-        "backbone=ffnet_3d_tiny", "data.num_train=3", "data.num_val=2", "data.density=30",
-        "data.grid_size=0.15", "data.crop_points=1500",
-    ),
-    "generation": (
-        "backbone=dit_tiny", "head.steps=2", "task.num_samples=4", "data.eval_batch_size=8",
-    ),
-    "glue": ("backbone=bert_tiny", "data.num_train=64", "data.num_val=21"),
-    "multi_label": ("backbone=resnet18", "data.num_train=32", "data.num_val=16"),
-}  # fmt: skip
 # Other losses and heads of a family, and the precisions in which they compute other things.
 OTHERS = {
     "dino": (
@@ -130,6 +105,42 @@ def test_a_family_runs_in_a_precision(name, precision, tmp_path, capsys, monkeyp
         assert float_types(state) == {torch.float32}
     resumed = run(*words, *short, "trainer.max_epochs=2", "resume=true", f"ckpt={folder}")
     assert summary(resumed)["metrics"].keys() == metrics.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("forecasting", ()), ("super_resolution", ("task.ema={decay: 0.9}",)),
+     ("glue", ("backbone.drop=0.1", "backbone.token_mixer=attention"))],
+)  # fmt: skip
+def test_a_longer_run_continues_a_shorter_one(name, more, tmp_path, capsys):
+    """Weights, and their average, after two epochs are those of one epoch that was resumed."""
+
+    def run(folder, epochs, *typed):
+        words = [f"task={name}", *SMALLEST[name], *more, "trainer=cpu", "schedule.warmup=0",
+                 "schedule.name=constant", f"trainer.max_epochs={epochs}", *typed]  # fmt: skip
+        return completed([*words, f"output_dir={tmp_path / folder}"], capsys).folder()
+
+    whole, short = run("a", 2), run("b", 1)
+    run("b", 2, "resume=true", f"ckpt={short}")
+    parts = ("state_dict", *(["state_dict_ema"] if "task.ema={decay: 0.9}" in more else []))
+    for part in parts:
+        one, other = (
+            torch.load(folder / "checkpoints/last.ckpt", weights_only=True)[part]
+            for folder in (whole, short)
+        )
+        assert same(one, other), part
+
+
+@pytest.mark.slow
+def test_a_compiled_run_of_super_resolution_learns_the_same(tmp_path, capsys):
+    found = []
+    for word in ("true", "false"):
+        words = ["task=super_resolution", *SMALLEST["super_resolution"], *FEW, "trainer=cpu",
+                 "trainer.max_epochs=1", "schedule.name=constant", "schedule.warmup=0",
+                 f"trainer.compile={word}", f"output_dir={tmp_path / word}"]  # fmt: skip
+        found.append(summary(completed(words, capsys).folder())["metrics"]["psnr"])
+    assert found[0] == pytest.approx(found[1], abs=0.05)
 
 
 SINE = """

@@ -191,16 +191,9 @@ def test_other_inputs_than_images_are_named(
 
 @pytest.mark.parametrize(
     "given",
-    [
-        [],
-        3,
-        np.zeros((4, 4), np.int64),
-        np.zeros((3, 8, 8), np.uint8),
-        np.zeros((0, 0), np.uint8),
-        torch.zeros(2, 2, 3, 4, 4),
-        torch.zeros(8, 8, 3, dtype=torch.uint8),
-    ],
-)
+    [[], 3, np.zeros((4, 4), np.int64), np.zeros((3, 8, 8), np.uint8), np.zeros((0, 0), np.uint8),
+     torch.zeros(2, 2, 3, 4, 4), torch.zeros(8, 8, 3, dtype=torch.uint8)],
+)  # fmt: skip
 def test_images_in_other_forms_are_refused(given, trained, shared_network):
     with pytest.raises(ValueError, match=r"an image is a path, a PIL image, an array"):
         shared_network.predict(given)

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -28,11 +27,14 @@ from tasks.engine.loops.signals import RunStopped
 from tests.runs import (
     ROOT,
     SCENES,
+    SMALLEST,
     TINY,
     arguments,
     command,
+    completed,
     run_here,
     session_processes,
+    single_words,
     start,
     summary,
     wait_for,
@@ -248,62 +250,6 @@ def test_a_broken_connection_ends_in_one_sentence(others, error, raised, said, t
     assert [child.returncode for child in children] == [status or -9 for status in others]
 
 
-def test_only_an_orphaned_process_reports_for_its_parent(environment, tmp_path, monkeypatch):
-    parents = iter([100, 100, 1, 1])
-    monkeypatch.setattr(process_group, "POLL", 0.05)
-    for parent, raised in ((lambda: 100, SystemExit), (lambda: next(parents, 1), ValueError)):
-        monkeypatch.setattr(process_group.os, "getppid", parent)
-        trainer = fake_trainer(tmp_path, local_rank=1)
-        with environment({"LOCAL_RANK": "1"}), pytest.raises(raised):
-            with process_group.processes(trainer):
-                raise RuntimeError(BROKEN)
-
-
-def test_a_process_waits_a_while_for_its_new_parent(monkeypatch):
-    parents = iter([100, 100, 100])
-    for wait, parent, orphaned in ((5, lambda: next(parents, 1), True), (0.05, lambda: 100, False)):
-        monkeypatch.setattr(process_group, "POLL", wait)
-        monkeypatch.setattr(process_group.os, "getppid", parent)
-        assert process_group._orphaned(100) is orphaned
-
-
-def test_a_process_that_waits_for_a_dead_one_is_ended(tmp_path, monkeypatch, capsys):
-    """The store of the process group blocks signals and exceptions."""
-    statuses = []
-    monkeypatch.setattr(process_group.os, "_exit", statuses.append)
-    for others in ([Child(0), Child(-9)], [Child(2)]):
-        gone = partial(process_group._failed, others)
-        process_group._watch(gone, threading.Event(), tmp_path, 0.01)
-    assert statuses == [2, 2]
-    err = capsys.readouterr().err
-    assert err == f"error: {(tmp_path / 'error.txt').read_text()}"
-    assert "ended with status [0, -9]" in err
-    over = threading.Event()
-    over.set()
-    process_group._watch(lambda: None, over, tmp_path, 0.01)
-    process_group._watch(lambda: "gone", over, tmp_path, 0.01)
-    assert len(statuses) == 2
-
-
-@pytest.mark.parametrize(
-    ("others", "received", "sent"),
-    [
-        ([0, None], None, []),
-        ([143], None, [signal.SIGTERM]),
-        ([-signal.SIGTERM, 0], None, [signal.SIGTERM]),
-        ([130, 130], None, [signal.SIGINT]),
-        ([143], signal.SIGTERM, []),
-    ],
-)
-def test_a_signal_that_ended_another_process_ends_this_one(others, received, sent, monkeypatch):
-    kill = mock.Mock()
-    monkeypatch.setattr(process_group.os, "kill", kill)
-    monkeypatch.setattr(process_group.STOP, "signum", received)
-    assert process_group._failed([Child(status) for status in others]) is None
-    assert kill.call_args_list == [mock.call(os.getpid(), signum) for signum in sent]
-    assert "status [143, 1]" in process_group._failed([Child(143), Child(1)])
-
-
 @pytest.fixture
 def write_script(tmp_path):
     def write(code):
@@ -471,11 +417,6 @@ def test_a_signal_ends_a_process_that_waits_for_another(to, tmp_path, write_scri
         assert time.monotonic() < until, left
 
 
-def single_words(typed):
-    """Return words of which a later one replaces an earlier one of the same option."""
-    return list({word.partition("=")[0].lstrip("+"): word for word in typed}.values())
-
-
 def losses(row):
     return {name: value for name, value in row.items() if "loss" in name}
 
@@ -548,6 +489,24 @@ def test_two_processes_with_half_the_batch_have_the_losses_of_one(name, tmp_path
     assert len([row for row in rows["cpu"] if "train/loss" in row]) == 4
     for one, two in zip(rows["cpu"], rows["ddp_cpu"], strict=True):
         assert losses(two) == pytest.approx(losses(one), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("forecasting", ()), ("glue", ()), ("super_resolution", ()),
+     ("glue", ("protocol=mlm", "trainer.limit_train_batches=3"))],
+    ids=["forecasting", "glue", "super_resolution", "mlm"],
+)  # fmt: skip
+def test_two_processes_measure_the_same_as_one(family, more, tmp_path, capsys):
+    """The figures of both are those over all samples, an odd number of them."""
+    typed = (f"task={family}", *SMALLEST[family], "trainer.max_epochs=1", "schedule.warmup=0",
+             "logger=csv", *more, "trainer=ddp_cpu", f"output_dir={tmp_path}")  # fmt: skip
+    ended = command(single_words(typed))
+    assert (ended.status, ended.err) == (0, "")
+    typed = ["mode=test", f"ckpt={ended.folder()}", "trainer=cpu", f"output_dir={tmp_path / 'one'}"]
+    alone = summary(completed(typed, capsys).folder())["metrics"]
+    assert alone == pytest.approx(summary(ended.folder())["metrics"], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -320,15 +320,6 @@ def test_a_lower_number_of_best_checkpoints_removes_the_surplus(train, tmp_path)
     assert best >= before[-1]
 
 
-def test_a_checkpoint_is_read_once_on_resuming(train, monkeypatch):
-    train("broken", kill=(BATCH, 14), every=1e-9)
-    read, load = [], torch.load
-    monkeypatch.setattr(torch, "load", lambda path, **o: read.append(path) or load(path, **o))
-    train("broken", resume=True)
-    # Then the best one is tested, and the last one verified before the previous one is removed.
-    assert [path.name for path in read] == ["last.ckpt", "best.ckpt", "last.ckpt"]
-
-
 @pytest.mark.slow
 def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(train):
     _, long = train("long", max_epochs=5)

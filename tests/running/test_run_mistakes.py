@@ -32,7 +32,6 @@ MISTAKES = {
     "backbone=deit_t_afbo backbone.mixer.g22=4": "did you mean backbone.mixer.g2",
     "trainer.max_epoch=3": "did you mean max_epochs",
     "+trainer.max_epoch=3": "no option trainer.max_epoch; did you mean max_epochs",
-    "+optimizer.momentum=0.9": "adamw has no option",
     "+schedule.warmups=1": "did you mean warmup",
     "task=detection +head.num_roi=3": "did you mean num_rois",
     "task=detection +head.options.rpn_head.anchor_generator.scale=3": "lacks 'scale'; known here",
@@ -50,13 +49,10 @@ MISTAKES = {
     "task.ema={dekay:0.9}": "there is no option task.ema.dekay; did you mean decay?",
     "task.mixup.mixup=0.8": "there is no option task.mixup.mixup; did you mean mixup_alpha",
     "backbone=vit_small_patch16_224": "type backbone=timm backbone.model=vit_small_patch16_224",
-    "task.mixup={mixup:0.9}": "there is no option task.mixup.mixup; did you mean mixup_alpha",
     "task.mixup={mixup_alpha:0.9} head.label_smoothing=0.1": "would both smooth the labels",
     "schedule.min_lr_ratio=0.1 +schedule.min_lr=1e-6": "exclude each other; set one of them",
     "+optimizer.reference_batch=1024 schedule.min_lr_ratio=null +schedule.min_lr=1e-4": "must be "
     "from 0 to the top rate, which is 3.90625e-06 for this batch",
-    "+schedule.power=-1": "schedule.power must not be below 0, got -1",
-    "+schedule.gamma=-0.1": "schedule.gamma must not be below 0, got -0.1",
     "trainer.limit_train_batches=0.01": "=0.01 of 5 train batches rounds down to 0; pass",
     "trainer.limit_val_batches=0.01": "0.01 of 1 val batch rounds down to 0",
     "+trainer.overfit_batches=0.1": "overfit_batches=0.1 of 5 train batches rounds down to 0",
@@ -70,12 +66,7 @@ MISTAKES = {
     "backbone=deit_t_afbo backbone.mixer.hidden_ratio=-1": "hidden_ratio must give at least one",
     "optimizer.lr=-1": "optimizer.lr must be above 0, got -1",
     "optimizer.lr=fast": "optimizer.lr=fast is not a number",
-    "optimizer.weight_decay=-1": "must not be below 0",
-    "optimizer.name=adamm": "did you mean adam",
-    "schedule.name=linear": "must be one of cosine, poly, tanh, constant",
     "schedule.warmup=9": "are the whole of trainer.max_epochs=1",
-    "schedule.warmup=-1": "must not be below 0",
-    "schedule.min_lr_ratio=3": "must be from 0 to 1",
     "backbone.drop_path_rate=2": "drop_path_rate must be in",
     "backbone.drop_path_rate=much": "is not a number",
     "backbone.img_size=10": "at least 64",
@@ -83,16 +74,13 @@ MISTAKES = {
     "data.batch_size=few": "data.batch_size=few is not a whole number",
     "data.num_workers=-1": "too low",
     "seed=-1": "seed=-1 must be between 0",
-    "seed=x": "seed=x is not a whole number",
     "resume=maybe": "resume=maybe is not true or false",
-    "trainer.max_epochs=x": "trainer.max_epochs=x is not a whole number",
     "trainer.precision=3": "trainer.precision=3 is not one of",
     "trainer.devices=0": "trainer.devices=0 must be a number of CPU processes",
     "trainer.strategy=magic": "Lightning refuses the options of trainer",
     "trainer.accumulate_grad_batches=0": "must be above 0",
     "trainer.limit_train_batches=0": "must be above 0",
     "task=detection head.num_rois=some": "head.num_rois=some is not a whole number",
-    "task=detection head.name=yolo": "choose from mask_rcnn",
     "head._target_=os.system": "head._target_=os.system is refused",
     "head._target_=heads.toolkits.toolkit.base_config": "is refused: it must be one of heads",
     "data.augmentation._target_=datamodules.dense.voc.require_package": "is refused: it must",
@@ -111,10 +99,8 @@ MISTAKES = {
     "task.mixup={prob:-1}": "task.mixup.prob must be from 0 to 1, got -1",
     "task.mixup={mode:foo}": "task.mixup.mode=foo is not one of batch, pair, elem",
     "task.mixup={mixup_alpha:.inf}": "task.mixup.mixup_alpha=",
-    "optimizer.lr=inf": "optimizer.lr=inf is not finite; give a number",
     "data.batch_size=inf": "data.batch_size=inf is not finite; give a whole number",
     "task=segmentation data.scale_jitter=[0.5,inf]": "data.scale_jitter=[0.5, inf] is not finite",
-    "task=segmentation data.crop_size=-inf": "data.crop_size=-inf is not finite",
     "logger=[1,2]": "logger=[1,2] is not allowed: logger takes a name",
     "+=x": "+=x lacks an option name",
     "trainer.precision=fp16-true": "is not one of 64, 32, 16, transformer-engine, ",
@@ -123,11 +109,9 @@ MISTAKES = {
     "trainer.precision=16-true": "AdamW's eps=1e-08 rounds to 0",
     "trainer.devices=[0,a]": "trainer.devices=[0, 'a'] must be a number of CPU processes",
     "trainer.accelerator=tpu": "Lightning refuses the options of trainer",
-    "trainer.accelerator=mps": "Lightning refuses the options of trainer",
     "trainer.check_val_every_n_epoch=0": "is too low; the lowest is 1",
     "+trainer.logger=true": "trainer.logger is set by the run itself",
     "data.augmentation={flip:2}": "data.augmentation.flip must be a probability from 0 to 1, got 2",
-    "data.augmentation={flop:0.1}": "no option data.augmentation.flop; did you mean flip",
     "data.augmentation={std:[0,0,0]}": "deviations above 0",
     "task=detection head.options={a:1}": "the toolkit's model config lacks 'a'",
     "task=detection head.options={rpn_head:3}": "mmdet cannot build a model with head.options",
@@ -151,14 +135,11 @@ MISTAKES = {
     "mode=test ckpt=HERE/nowhere resume=true": "pass ckpt=<run folder> alone",
     "ckpt=HERE/nowhere": "pass resume=true",
     "backbone.lora={rank:4}": "which would be random; pass backbone.pretrained=",
-    "backbone.lora={rank:4} backbone.pretrained=false": "frozen weights, which would be random",
     "resume=true": "has no run to resume",
     "resume=true ckpt=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint or run folder",
     "input=/tmp": "pass mode=predict",
     "backbone.pretrained=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint",
     "task=detection head=upernet": "task=detection takes head=cascade_mask_rcnn, ",
-    "task=segmentation head=mask_rcnn": "task=segmentation takes head=ffnet_seg, ",
-    "head=retinanet": "task=classification takes head=frozen, head=linear",
     "task=detection data=cifar100": "task=detection takes data=coco",
     "data=coco": "task=classification takes data=cifar10",
     "task=transfer": "backbone.pretrained=",
@@ -168,13 +149,11 @@ MISTAKES = {
     "data=imagenet data.root=HERE/nowhere": "data.root HERE/nowhere is not a folder",
     "task=detection data=coco data.root=HERE": "folder HERE/train2017 does not exist",
     "trainer=gpu": "torch sees no GPU",
-    "trainer=ddp": "torch sees no GPU",
     "trainer=fsdp": "pass trainer=ddp_cpu for several CPU processes or trainer=cpu for one",
-    "trainer=slurm": "torch sees no GPU",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("typed", rest_slow(list(MISTAKES), list(MISTAKES)[::6]))
+@pytest.mark.parametrize("typed", rest_slow(list(MISTAKES), list(MISTAKES)[4::6]))
 def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
     if "no GPU" in MISTAKES[typed] and torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -197,13 +176,9 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "typed",
-    [
-        "backbone.mixer.g2=abc",
-        "backbone.mixer.g1=7",
-        "backbone.mixer.drop=2",
-        "trainer.precision=3",
-    ],
-)
+    ["backbone.mixer.g2=abc", "backbone.mixer.g1=7", "backbone.mixer.drop=2",
+     "trainer.precision=3"],
+)  # fmt: skip
 def test_a_wrong_option_is_refused_before_the_data_are_read(typed, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tools.runs.components._prepare", lambda *_: pytest.fail("came too far"))
     given = arguments("classification", tmp_path, typed, backbone="deit_t_afbo")

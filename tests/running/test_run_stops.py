@@ -218,13 +218,6 @@ class TestRefusedResume:
         assert (ended.status, len(ended.err.splitlines())) == (2, 1)
         assert all(part in ended.err for part in said), ended.err
 
-    def test_other_settings(self, broken_off, capsys):
-        folder, typed = broken_off
-        before = (folder / "config.yaml").read_text()
-        said = ("data.batch_size: 8 then, 4 now", "optimizer.lr: ")
-        self.check_refused([*typed, "optimizer.lr=3e-3", "data.batch_size=4"], capsys, *said)
-        assert (folder / "config.yaml").read_text() == before
-
     def test_other_checkpoints(self, broken_off, capsys):
         folder, typed = broken_off
         last = folder / "checkpoints" / "last.ckpt"

@@ -109,14 +109,10 @@ class TestListening:
 
     @pytest.mark.parametrize(
         ("slurm", "left"),
-        [
-            (None, set()),
-            ({"auto_requeue": True}, {USR1}),
-            ({"auto_requeue": True, "requeue_signal": HUP}, {HUP}),
-            ({"auto_requeue": False}, set()),
-        ],
+        [(None, set()), ({"auto_requeue": True}, {USR1}),
+         ({"auto_requeue": True, "requeue_signal": HUP}, {HUP}), ({"auto_requeue": False}, set())],
         ids=str,
-    )
+    )  # fmt: skip
     def test_lightning_keeps_the_signal_by_which_slurm_requeues(self, slurm, left):
         environment = slurm and SLURMEnvironment(**slurm)
         connector = SimpleNamespace(cluster_environment=environment)

@@ -7,7 +7,6 @@ import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from lightning.pytorch import Callback
 from timm.models.inception_v3 import InceptionA
 
 from tasks.classification.task import ClassificationTask
-from tasks.engine.callbacks import progress as callbacks
 from tasks.engine.callbacks.checkpoints import KeepLast
-from tasks.engine.callbacks.loggers import CsvLog, TensorBoardLog, read_rows
+from tasks.engine.callbacks.loggers import TensorBoardLog, read_rows
 from tasks.engine.callbacks.monitors import StopEarly, TopCheckpoints
+from tasks.engine.callbacks.progress import ChannelsLast
 from tasks.engine.checkpoints.entries import EMA, UNREPORTED
 from tasks.engine.loops.process_exchange import gather_objects
 from tasks.engine.loops.signals import STOP, RunStopped
@@ -152,7 +151,7 @@ class TestTraining:
 
     def test_padded_pooling_in_channels_last_memory_is_named(self, caplog):
         for module in (torch.nn.AvgPool2d(3), InceptionA(8, 4)):
-            callbacks.ChannelsLast().setup(None, module, "fit")
+            ChannelsLast().setup(None, module, "fit")
             assert ("inception_v3 pools with padding" in caplog.text) == hasattr(
                 module, "branch1x1"
             )
@@ -418,43 +417,8 @@ class TestTraining:
         with pytest.raises(ValueError, match=r"model\.net\.0\.bias contains NaN or Inf"):
             train("run", extra=[Spoil()])
 
-    def test_progress_lines_show_loss_and_main_metrics(self, train, caplog, monkeypatch):
-        monkeypatch.setattr(callbacks.ProgressLines.__init__, "__defaults__", (0.0,))
-        caplog.set_level("INFO")
-        train("run", max_epochs=1)
-        lines = [one.message for one in caplog.records if one.name == callbacks.__name__]
-        assert lines[0].startswith("  step 1/6  train/loss ")
-        evaluated = [one for one in lines if one.startswith(("  validation batch", "  test batch"))]
-        assert len(evaluated) == 4
-        lines = [one for one in lines if one not in evaluated]
-        assert len(lines) == 7
-        assert "epoch 1/1  train/loss" in lines[-1]
-        assert "val/top1" in lines[-1]
-
-    @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1], ids=str)
-    def test_other_signals_save_and_stop_too(self, train, signum):
-        before = signal.signal(signum, signal.SIG_DFL)  # nohup makes a process ignore the first one
-        try:
-            first, folder = train("run", extra=[SignalAt(step=2, signum=signum)])
-        finally:
-            signal.signal(signum, before)
-        assert len(first) == 3
-        assert self.weights(folder, "last", "global_step") == 3
-        assert not (folder / "checkpoints" / "best.ckpt").exists()
-
 
 class TestLogs:
-    def test_a_run_survives_a_full_disk(self, tmp_path, monkeypatch, caplog):
-        log = CsvLog(tmp_path / "a.csv")
-        log.log_metrics({"loss": 1}, step=0)
-        monkeypatch.setattr("pathlib.Path.open", mock.Mock(side_effect=OSError(28)))
-        log.save()
-        assert "a.csv cannot be written" in caplog.text
-        monkeypatch.undo()
-        log.log_metrics({"loss": 2}, step=1)
-        log.save()
-        assert read_rows(tmp_path / "a.csv") == [{"step": 1, "loss": 2}]
-
     def test_tensorboard_leaves_one_file(self, tmp_path):
         log = TensorBoardLog(tmp_path / "tb")
         log.log_hyperparams({"a": 1})

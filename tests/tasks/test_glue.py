@@ -1,21 +1,15 @@
 """GLUE's metrics, and runs of task=glue."""
 
-import json
-
 import pytest
 import torch
 from scipy.stats import pearsonr, spearmanr
 from torchmetrics.functional import f1_score, matthews_corrcoef
 
-import tasks
 from backbones import create_backbone
 from heads.text import TextClassifier
-from tasks.glue.answers import Answers
 from tasks.glue.submission import submission_name
 from tasks.glue.task import GlueTask, measure
-from tests.runs import composed, run_here, run_shared
-
-TINY = ("data.num_train=64", "data.num_val=20", "trainer.max_epochs=1", "schedule.warmup=0")
+from tests.runs import composed
 
 
 def model(classes=2):
@@ -46,14 +40,6 @@ def test_metrics_equal_those_of_libraries():
     assert measure("matthews", labels * 0, labels) == 0
 
 
-def test_answers_keep_copies_of_a_batch():
-    """Each tensor of a worker keeps a file open."""
-    answers = Answers()
-    answers.update(torch.zeros(2), *(torch.tensor([1, 0]).share_memory_() for _ in range(2)))
-    assert not any(part.is_shared() for part in (*answers.labels, *answers.groups))
-    assert [part.tolist() for part in answers.compute()] == [[0, 0], [1, 0], [1, 0]]
-
-
 def test_mismatched_texts_are_reported_apart():
     task = GlueTask(model(3), ["a", "b", "c"], ["accuracy"])
     logits = torch.eye(3)[[0, 1, 2, 2]]
@@ -79,27 +65,3 @@ def test_the_published_rows():
     assert config.trainer["max_epochs"] == 3
     config = composed("experiment=afbo_t12_gpt1_rte", "data.root=/d")
     assert config.optimizer["lr"] == 6.25e-5
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    words = ["task=glue", "backbone=bert_tiny_afbo", "trainer=cpu", "logger=csv"]
-    ended = run_shared([*words, *TINY, f"output_dir={folder}"])
-    assert ended.status == 0, ended.err
-    return ended
-
-
-@pytest.mark.slow
-def test_a_run_ends_with_figures_and_predicts(trained, tmp_path, capsys):
-    folder = trained.folder()
-    found = json.loads((folder / "summary.json").read_text())
-    assert {"score", "matthews", "loss"} == found["metrics"].keys()
-    assert len(list((folder / "preview").glob("*.png"))) == 1
-    typed = ["mode=predict", f"ckpt={folder}", f"output_dir={tmp_path / 'out'}"]
-    ended = run_here([*typed, "input=The dog sees the cats."], capsys)
-    assert ended.status == 0, ended.err
-    (row,) = json.loads((ended.folder() / "predictions.json").read_text())
-    assert row["class"] in ("0", "1")
-    (same,) = tasks.load(folder).predict(["The dog sees the cats."])
-    assert same["class"] == row["class"]

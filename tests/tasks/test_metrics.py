@@ -284,23 +284,6 @@ def test_boxes_that_training_leaves_out_count_as_in_pycocotools(coco, tmp_path):
     assert expected[0] < whole[0] - 0.02
 
 
-def test_one_box_with_id_zero_is_found(coco):
-    from mmengine.structures import InstanceData
-
-    truth = {
-        "images": [{"id": 0, "width": 100, "height": 100, "file_name": "a.jpg"}],
-        "annotations": [{"id": 0, "image_id": 0, "category_id": 0, "bbox": [10, 10, 50, 50],
-                         "area": 2500}],
-        "categories": [{"id": 0, "name": "cat"}],
-    }  # fmt: skip
-    box = torch.tensor([[10.0, 10.0, 60.0, 56.0]])  # an IoU of 0.92
-    found = InstanceData(bboxes=box, labels=torch.tensor([0]), scores=torch.tensor([0.9]))
-    metric, figures = scored(truth, [SimpleNamespace(img_id=0, pred_instances=found)], [0])
-    assert figures["AP"].item() == pytest.approx(0.9)
-    rows = metric.detections[0]
-    assert precision_curves(truth, rows, [0])[0][:3].mean() == pytest.approx(1)
-
-
 def segmented(predicted, truth):
     return SimpleNamespace(
         pred_sem_seg=SimpleNamespace(data=torch.from_numpy(predicted)[None]),

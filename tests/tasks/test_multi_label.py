@@ -16,7 +16,7 @@ from heads.linear import LinearClassifier
 from tasks import ClassificationTask, MultiLabelTask
 from tasks.multi_label.family import FAMILY
 from tests.errors import refuses
-from tests.runs import QUIET, completed, summary
+from tests.runs import QUIET
 from tools.analyses import check_applies
 from tools.exports.requests import check_exported
 
@@ -51,13 +51,6 @@ def test_metrics_equal_scikit_learns():
     assert found == pytest.approx(expected, rel=1e-5)
     assert one.class_figures[3] == {"class": "owl", "AP": None, "F1": None}
     assert set(one.metric_names) == set(expected)
-
-
-def test_metrics_keep_copies_of_the_labels():
-    """Each tensor of a worker keeps a file open."""
-    one, labels = task(), torch.ones(2, 4, dtype=torch.int32).share_memory_()
-    one.update_metrics({"image": torch.zeros(2, 3), "label": labels}, torch.zeros(2, 4))
-    assert not any(part.is_shared() for part in one.accuracy["mAP"].target)
 
 
 def test_labels_of_another_form_are_refused():
@@ -103,31 +96,6 @@ def test_a_plain_trainer_and_its_checkpoint(tmp_path):
     (line,) = csv.DictReader((tmp_path / "out/predictions.csv").open())
     assert line["labels"].split(";") == row["classes"] or not row["classes"]
     assert [*line] == ["input", "labels", *NAMES]
-
-
-@pytest.mark.slow
-def test_a_run_trains_tests_and_predicts(sample_cache, tmp_path, capsys):
-    few = ["data.num_train=32", "data.num_val=16", "trainer.max_epochs=1", "trainer=cpu"]
-    ended = completed(
-        [
-            "task=multi_label",
-            "backbone=resnet18",
-            *few,
-            f"output_dir={tmp_path}",
-            "task.loss.name=focal",
-        ],
-        capsys,
-    )
-    folder = ended.folder()
-    assert summary(folder)["metrics"].keys() >= {"mAP", "F1", "F1_micro", "exact"}
-    assert (folder / "classes.csv").read_text().startswith("class,AP,F1")
-    tested = completed(["mode=test", f"ckpt={folder}", f"output_dir={tmp_path}"], capsys)
-    assert summary(tested.folder())["metrics"]["mAP"] == pytest.approx(
-        summary(folder)["metrics"]["mAP"]
-    )
-    predicted = completed(["mode=predict", f"ckpt={folder}", f"output_dir={tmp_path}"], capsys)
-    assert "labels" in (predicted.folder() / "predictions.csv").read_text().splitlines()[0]
-    assert tasks.load(folder).predict(torch.rand(3, 32, 32))[0]["scores"].keys() == {*"0123456789"}
 
 
 def test_mixup_mixes_the_labels_of_two_images_in_the_same_proportion():

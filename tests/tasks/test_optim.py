@@ -235,10 +235,6 @@ def test_names_except_sgd_are_timms(name, kind, options, expected):
 
 ELSEWHERE = ("fused", "bnb") if find_spec("schedulefree") else ("fused", "bnb", "schedulefree")
 HERE = [name for name in optim.optimizer_names() if not name.startswith(ELSEWHERE)]
-# Kron compiles its parts, for half a minute.
-each_optimiser = pytest.mark.parametrize(
-    "name", rest_slow(HERE, [n for n in HERE if not n.startswith("kron")])
-)
 
 
 def small_model(name, **group):
@@ -264,9 +260,13 @@ def train_some(model, optimizer, scheduler, steps):
         scheduler.step()
 
 
-@each_optimiser
-def test_each_optimiser_resumes_to_the_bit(name):
+# Kron compiles its parts, for half a minute.
+@pytest.mark.parametrize("name", rest_slow(HERE, [n for n in HERE if not n.startswith("kron")]))
+def test_each_optimiser_resumes_to_the_bit_and_trains_weights_of_any_type(name):
     """With rates by group; all states pass through a file, as in a checkpoint."""
+    groups = small_model(name, lr_scale=10, weight_decay=0.1)[1].param_groups
+    found = sorted((len(g["params"]), g["lr_scale"], g["weight_decay"]) for g in groups)
+    assert found == [(1, 1.0, 0.05), (1, 10.0, 0.1), (1, 10.0, 0.1), (3, 1.0, 0.0)]
 
     def parts():
         model, optimizer = small_model(name, lr_scale=0.5)
@@ -288,10 +288,6 @@ def test_each_optimiser_resumes_to_the_bit(name):
     torch.set_rng_state(random_state)
     train_some(*second, range(4, 9))
     torch.testing.assert_close(second[0].state_dict(), whole[0].state_dict(), rtol=0, atol=0)
-
-
-@each_optimiser
-def test_each_optimiser_trains_weights_of_other_types(name):
     for kind in (torch.float64, torch.bfloat16):
         model = small_model(name)[0].to(kind)
         start = [parameter.clone() for parameter in model.parameters()]
@@ -299,13 +295,6 @@ def test_each_optimiser_trains_weights_of_other_types(name):
         train_some(model, optimizer, LambdaLR(optimizer, lambda _: 1), range(9))
         assert all(p.dtype == kind and p.isfinite().all() for p in model.parameters())
         assert any(not torch.equal(*pair) for pair in zip(start, model.parameters(), strict=True))
-
-
-@each_optimiser
-def test_each_optimiser_takes_layer_wise_rates_and_groups(name):
-    groups = small_model(name, lr_scale=10, weight_decay=0.1)[1].param_groups
-    found = sorted((len(g["params"]), g["lr_scale"], g["weight_decay"]) for g in groups)
-    assert found == [(1, 1.0, 0.05), (1, 10.0, 0.1), (1, 10.0, 0.1), (3, 1.0, 0.0)]
 
 
 @pytest.mark.parametrize("name", optim.SCHEDULE_FREE)

@@ -149,19 +149,6 @@ def test_a_line_omits_figures_of_earlier_validations(clock, caplog):
         assert ("val" in caplog.text) == validates
 
 
-def test_the_bar_reads_losses_only_when_drawn(clock, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        pace.DescribedBar, "on_train_batch_end", lambda *arguments: drawn.append(arguments[-1])
-    )
-    bar = pace.PaceBar(pace.Pace(), refresh_rate=5)
-    trainer = SimpleNamespace(num_training_batches=10, max_steps=-1)
-    for index in range(10):
-        clock[0] += 0.06
-        bar.on_train_batch_end(trainer, None, None, None, index)
-    assert drawn == [3, 7, 9]
-
-
 def test_the_remaining_time_includes_validations(clock):
     measured = pace.Pace()
     trainer = train(measured, clock, [4.0, 2.0], steps=10, validation=4.0)

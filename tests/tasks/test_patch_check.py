@@ -20,7 +20,6 @@ from tasks.engine.checkpoints.exact_resume import random_state
 from tasks.engine.loops.compilation import compile_blocks
 from tests.families import build_short
 from tests.running.tiny import ADAMW, CONSTANT, train_on_digits
-from tests.runs import arguments, run_here
 
 LIKE = torch.empty(0)
 
@@ -363,36 +362,3 @@ def test_sharded_weights_are_checked_before_they_are_sharded(deit):
     with pytest.raises(ValueError, match="its class token never sees the image"):
         task.setup("fit")
     task.setup("test")
-
-
-@pytest.mark.slow
-def test_a_training_and_its_continuation_are_bit_equal_without_the_check(train):
-    without, checked = train("without", Restful, check=False), train("checked", Restful)
-    train("resumed", Restful, max_epochs=1)
-    resumed = train("resumed", Restful, resume=True)
-    for other in (checked, resumed):
-        torch.testing.assert_close(other["state_dict"], without["state_dict"], rtol=0, atol=0)
-        for ours, theirs in zip(without["random_state"], other["random_state"], strict=True):
-            same_state(ours, theirs)
-
-
-class Restful(LinearAttention):
-    """Has running statistics and dropout."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        self.norm, self.drop = nn.BatchNorm2d(dim), nn.Dropout(0.3)
-
-    def mix_joint(self, x, prefix):
-        mixed, prefix = super().mix_joint(self.drop(to_nhwc(self.norm(to_nchw(x)))), prefix)
-        return mixed + float(torch.rand(())), prefix  # in evaluation too
-
-
-@pytest.mark.slow
-def test_a_command_ends_in_one_line(registering, tmp_path, capsys, sample_cache):
-    register_mixer("dead", kind="token", source="this test")(Dead)
-    typed = arguments("classification", tmp_path, "backbone.token_mixer=dead", "data.image_size=64")
-    ended = run_here(typed, capsys)
-    assert ended.status == 2
-    assert ended.err.startswith("error: the gradient of deit_t's embedding is 0 in all")
-    assert len(ended.err.strip().splitlines()) == 1

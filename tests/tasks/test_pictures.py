@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from datamodules import ADE20KDataModule, CocoDataModule, ImageFolderDataModule, SampleSegmentation
@@ -18,12 +17,11 @@ from tasks.classification.contact_sheet import (
     TRUTH_COLOUR,
     Tile,
     contact_sheet,
-    to_image,
 )
 from tasks.classification.task import ClassificationTask
 from tasks.detection.instance_drawing import draw_instances
 from tasks.detection.task import DetectionTask
-from tasks.engine.drawing import overlap, shorten, side_by_side
+from tasks.engine.drawing import overlap, shorten
 from tasks.segmentation.segment_drawing import draw_segments, inmost
 from tasks.segmentation.task import IGNORED, SegmentationTask
 from tests.runs import RECIPE
@@ -153,35 +151,12 @@ def test_the_datamodule_defines_the_untinted_class(kind, turned):
     assert (max(picture.getpixel((20 * 8, 20 * 8))) < 15) == (kind is SampleSegmentation)
 
 
-def test_pictures():
-    photo = to_image(torch.zeros(3, 60, 80), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
-    assert (photo.mode, photo.size) == ("RGB", (80, 60))
-    assert photo.getpixel((0, 0)) == (124, 116, 104)  # ImageNet's mean
-    grey = photo.convert("L")
-    wrong = Tile(photo, "b", 0.5, False, "the name of the right class")
-    sheet = contact_sheet([Tile(grey, "a long caption of a tile", 0.9, True), wrong] * 2)
-    assert (sheet.mode, sheet.size) == ("RGB", (2 * 134 + 6, 2 * 168 + 6))
-    mask = np.zeros((1, 60, 80), bool)
-    mask[0, 10:20, 10:30] = True
-    boxed = draw_instances(grey, [[10, 10, 30, 20]], [13], ["cat 0.9"], PALETTE, mask)
-    assert (boxed.mode, boxed.size) == ("RGB", (320, 240))
-    r, g, b = boxed.getpixel((100, 70))
-    assert not r == g == b
-    assert draw_instances(photo, [], [], [], PALETTE).size == (320, 240)
-    labels = np.zeros((60, 80), np.int64)
-    labels[:30], labels[50:] = 1, IGNORED
-    drawn = draw_segments(photo, labels, ("photo", "cat"), PALETTE, background="photo")
-    assert (drawn.mode, drawn.size) == ("RGB", (320, 240))
-    assert drawn.getpixel((2, 2)) != drawn.getpixel((2, 150)) == drawn.getpixel((2, 230))
-    pair = side_by_side(drawn, Image.new("RGB", (100, 300)), ("left", "right"))
-    assert (pair.mode, pair.size) == ("RGB", (320 + 100 + 6, 300 + 20))
-
-
 def test_positions_of_boxes_masks_and_the_untinted_background():
     mask = np.zeros((1, 40, 80), bool)
     mask[0, 10:20, 30:50] = True
-    drawn = draw_instances(Image.new("RGB", (80, 40)), [[30, 10, 50, 20]], [0], [""], PALETTE, mask)
-    assert drawn.size == (320, 160)  # four times as large
+    drawn = draw_instances(Image.new("L", (80, 40)), [[30, 10, 50, 20]], [0], [""], PALETTE, mask)
+    assert (drawn.mode, drawn.size) == ("RGB", (320, 160))  # four times as large
+    assert draw_instances(Image.new("RGB", (80, 40)), [], [], [], PALETTE).size == (320, 160)
     assert drawn.getpixel((120, 60)) == drawn.getpixel((200, 80)) == PALETTE[0]
     assert drawn.getpixel((160, 60)) == tuple(c // 2 for c in PALETTE[0])
     assert drawn.getpixel((160, 90)) == drawn.getpixel((215, 60)) == (0, 0, 0)
@@ -189,6 +164,8 @@ def test_positions_of_boxes_masks_and_the_untinted_background():
     drawn = draw_segments(photo, labels, ["photo"], PALETTE, background="photo")
     assert drawn.getpixel((10, 10)) == (0, 0, 0)
     assert draw_segments(photo, labels, ["photo"], PALETTE).getpixel((10, 10)) != (0, 0, 0)
+    drawn = draw_segments(photo, np.full((40, 80), IGNORED), ["photo"], PALETTE)
+    assert drawn.getpixel((10, 10)) == (0, 0, 0)
 
 
 LONG = "American Staffordshire terrier, Staffordshire terrier"

@@ -1,10 +1,7 @@
 """The task of super-resolution: figures, pictures, files of enlarged images, checkpoints."""
 
 import io
-import json
 import math
-import subprocess
-import sys
 import warnings
 
 import cv2
@@ -24,9 +21,9 @@ from tasks.super_resolution.pictures import centre
 from tasks.super_resolution.png import write_png
 from tasks.super_resolution.quality import compared, luma, psnr, ssim
 from tasks.super_resolution.task import SuperResolutionTask
-from tests.checkout import ROOT
 from tests.families import shorten
 from tests.references import super_resolution as plain
+from tests.runs import run_here, summary
 
 
 def images(height=40, width=33):
@@ -252,57 +249,39 @@ def test_a_network_of_another_scale_gives_its_body(tmp_path):
     assert torch.equal(backbone.stem.weight, own.model.backbone.stem.weight)
 
 
-def run(folder, *words):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools/run.py"), "task=super_resolution", "trainer=cpu",
-         "logger=csv", *words],
-        cwd=folder, text=True, capture_output=True, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
-
-
-def folder_of(out, folder):
-    return folder / out.strip().splitlines()[-1].removeprefix("Run folder: ")
-
-
 TINY = ("data.patches_per_image=2", "data.patch_size=16", "data.batch_size=4",
         "trainer.max_epochs=1", "schedule.warmup=0")  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_run_is_tested_and_enlarges(tmp_path):
-    code, out, err = run(tmp_path, "backbone=ffnet_sr_light", *TINY)
-    assert code == 0, err
-    trained = folder_of(out, tmp_path)
-    summary = json.loads((trained / "summary.json").read_text())
-    assert summary["data"]["scale"] == 4
-    assert summary["parameters"] == 1_820_592
+def test_a_run_is_tested_and_enlarges(tmp_path, capsys, caplog):
+    caplog.set_level("INFO")
+
+    def run(*words, status=0):
+        typed = ["task=super_resolution", "trainer=cpu", "logger=csv", f"output_dir={tmp_path}/out"]
+        ended = run_here([*typed, *words], capsys)
+        assert ended.status == status, ended.err
+        return ended
+
+    trained = run("backbone=ffnet_sr_light", *TINY).folder()
+    facts = summary(trained)
+    assert (facts["data"]["scale"], facts["parameters"]) == (4, 1_820_592)
     assert len(list((trained / "preview").glob("*.png"))) == 6
-    code, out, err = run(tmp_path, "mode=test", f"ckpt={trained}")
-    assert (
-        json.loads((folder_of(out, tmp_path) / "summary.json").read_text())["metrics"]
-        == (summary["metrics"])
-    )
+    test = ("mode=test", f"ckpt={trained}")
+    assert summary(run(*test).folder())["metrics"] == facts["metrics"]
     sets = tmp_path / "sets/Set5"
     sets.mkdir(parents=True)
     for name in "abcde":
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (61, 50, 3), np.uint8)).save(
             sets / f"{name}.png"
         )
-    code, out, err = run(tmp_path, "mode=test", f"ckpt={trained}", "data=set5",
-                         f"data.root={tmp_path / 'sets'}")  # fmt: skip
-    assert code == 0, err
-    assert "x4, Y channel, 4 pixels cropped" in out
-    metrics = json.loads((folder_of(out, tmp_path) / "summary.json").read_text())["metrics"]
-    assert metrics.keys() == {"psnr_set5", "ssim_set5"}
+    ended = run(*test, "data=set5", f"data.root={tmp_path / 'sets'}")
+    assert "x4, Y channel, 4 pixels cropped" in ended.out
+    assert summary(ended.folder())["metrics"].keys() == {"psnr_set5", "ssim_set5"}
     Image.fromarray(np.full((20, 30, 4), 77, np.uint8)).save(tmp_path / "a.png")
-    (tmp_path / "b.png").write_bytes(b"nothing")
-    code, out, err = run(tmp_path, "mode=predict", f"ckpt={trained}", f"input={tmp_path}/a.png")
-    assert code == 0, err
-    assert "a.png: 120x80 pixels, enlarged/a_x4.png" in out
-    with Image.open(folder_of(out, tmp_path) / "enlarged/a_x4.png") as enlarged:
+    ended = run("mode=predict", f"ckpt={trained}", f"input={tmp_path}/a.png")
+    assert "a.png: 120x80 pixels, enlarged/a_x4.png" in caplog.text
+    with Image.open(ended.folder() / "enlarged/a_x4.png") as enlarged:
         assert (enlarged.size, enlarged.mode) == ((120, 80), "RGBA")
         assert set(np.asarray(enlarged)[..., 3].flatten()) == {77}
-    code, out, err = run(tmp_path, "mode=test", f"ckpt={trained}", "data.scale=2")
-    assert code == 2
-    assert "last.ckpt enlarges 4 times; pass data.scale=4" in err or "enlarges 4 times" in err
+    assert "enlarges 4 times" in run(*test, "data.scale=2", status=2).err

@@ -1,6 +1,5 @@
 """Help, sweeps, and one-line errors."""
 
-import dataclasses
 import re
 
 import pytest
@@ -58,25 +57,6 @@ def test_help_fits_a_screen():
     cut = run_help._fit_lines("list ", names, 1, "data")
     assert cut == ("list name_{a,b,c,d,e,f,g,h}, other0, other1, other2, other3, other4, "
                    "... and 15 more: --help data")  # fmt: skip
-
-
-def test_help_fits_a_screen_whatever_is_registered(monkeypatch):
-    known = run_help.catalogue()
-    mixer = {"source": "an example", "options": {}}
-    new = {f"a_new_token_mixer_{n}": {**mixer, "kind": "token"} for n in range(10)}
-    new |= {f"new_{n}_of_a_paper": {**mixer, "kind": "channel"} for n in range(20)}
-    hosts = [*known.hosts, *(f"a{n}_new_host" for n in range(30))]
-    grown = dataclasses.replace(known, mixers={**known.mixers, **new}, hosts=hosts)
-    monkeypatch.setattr(run_help, "catalogue", lambda: grown)
-    choices = run_help._group_files
-    more = [(f"new{n}", "") for n in range(50)]
-    monkeypatch.setattr(run_help, "_group_files", lambda group: choices(group) + more)
-    lines = run_help.overview().splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 100
-    said = re.findall(r"\.\.\. and (\d+)\s+more:\s+--help\s+(\w+)", "\n".join(lines))
-    subjects = [*run_help.list_groups(), "backbone", "mixer", "mixer"]
-    assert [subject for _, subject in said] == subjects
 
 
 def test_help_on_a_subject_is_complete():

@@ -327,12 +327,6 @@ def test_command_runs_from_any_directory(tmp_path):
     ]
 
 
-def test_a_wrong_argument_of_the_script_shows_no_traceback():
-    run = command("rule=flops")
-    assert run.returncode == 2
-    assert run.stderr.startswith("complexity.py: rule must be one of")
-
-
 @pytest.mark.slow
 def test_table_is_aligned(capsys):
     lines = run_complexity(capsys, "backbone=deit_t_c*,poolformer_s12,deit_t").splitlines()

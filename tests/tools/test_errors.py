@@ -11,8 +11,6 @@ from datamodules.files import load_rgb
 from datamodules.files.headers import read_header
 from tasks.engine.checkpoints.files import AtomicCheckpointIO
 from tools.cli.errors import one_line_errors
-from tools.comparing.run_records import read_run
-from tools.runs.folder import differences
 from tools.runs.outcome import read_failure, recording_failure
 
 SHARED_MEMORY = "enlarge it (docker run --shm-size=1g), lower data.batch_size, or pass data.num_"
@@ -83,13 +81,3 @@ def test_a_pipe_is_rejected_as_an_image(read, tmp_path):
 class FullDisk:
     def __reduce__(self):
         raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"a: [", b"\xff\xfe", b"x: !!python/name:os.system", b"[1]", b"[" * 5000]
-)
-def test_a_broken_config_is_reported_when_a_run_is_resumed_or_listed(content, tmp_path):
-    (tmp_path / "config.yaml").write_bytes(content)
-    with pytest.raises(ValueError, match=r"config\.yaml (cannot be read|is damaged).*; restore it"):
-        differences(tmp_path, {})
-    assert read_run(tmp_path).status == "unreadable"

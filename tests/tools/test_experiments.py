@@ -18,7 +18,7 @@ from tasks.engine.optimisation.optimizer import learning_rate_factor, scaled_lr
 from tasks.engine.run_folder.run_config import RunConfig
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, completed, composed, options, run_here, write_run
-from tools.cli.yaml_files import LOADER, read_yaml
+from tools.cli.yaml_files import LOADER
 from tools.comparing.paper_figures import compare_with_row, published_test_set
 from tools.config import adapted_rows as changed_rows
 from tools.config import help as run_help
@@ -26,7 +26,6 @@ from tools.config import overrides
 from tools.config.config_checks import resolve_config
 from tools.config.run_config import job_config
 from tools.papers import experiment_configs as group
-from tools.papers import published
 from tools.papers.experiments import describe, experiments, find_experiment
 from tools.papers.published import list_papers, load_rows
 from tools.runs import report
@@ -52,18 +51,6 @@ MODELS = (
 AFBO = "afbo_t2_deit_t_afbo"
 
 
-def test_rows_are_read_only_where_an_experiment_is_typed(monkeypatch):
-    read = []
-    monkeypatch.setattr(published, "read_yaml", lambda path: read.append(path) or read_yaml(path))
-    experiments.cache_clear()
-    for typed in (["task=detection"], ["recipe=deit", "data=imagenet", "data.root=/data"]):
-        command = overrides.read_command(typed)
-        resolve_config(job_config(command.words, command.config))
-    assert not read
-    overrides.read_command(["experiment=afbo_t2_deit_t_afbo", "data.root=/data"])
-    assert len(read) == len(list_papers())
-
-
 def test_every_row_with_a_metric_has_a_name_of_its_own_and_is_in_the_help():
     """The rows are counted in the files themselves."""
     counted = 0
@@ -83,20 +70,11 @@ def test_every_row_with_a_metric_has_a_name_of_its_own_and_is_in_the_help():
 
 @pytest.mark.parametrize(
     ("paper", "table", "backbone", "names"),
-    [
-        ("afbo", 2, "deit_t_afbo", [""]),
-        ("posmlp", 8, "posmlp_s", ["_mask_rcnn", "_retinanet"]),
-        (
-            "sbm",
-            5,
-            "sbm_t",
-            ["", *(f"_use_{part}_false" for part in ("linear", "bilinear", "gate"))],
-        ),
-        ("ffnet", 1, "ffnet_3", ["", "_384", "_distilled"]),
-        ("sbm", 2, "sbm_b", ["_finetune", "_linear_probe"]),
-        ("iffn", 3, "deit_t", [""]),
-    ],
-)
+    [("afbo", 2, "deit_t_afbo", [""]), ("posmlp", 8, "posmlp_s", ["_mask_rcnn", "_retinanet"]),
+     ("sbm", 5, "sbm_t", ["", *(f"_use_{part}_false" for part in ("linear", "bilinear", "gate"))]),
+     ("ffnet", 1, "ffnet_3", ["", "_384", "_distilled"]),
+     ("sbm", 2, "sbm_b", ["_finetune", "_linear_probe"]), ("iffn", 3, "deit_t", [""])],
+)  # fmt: skip
 def test_names_can_be_guessed(paper, table, backbone, names):
     found = [row.name for row in load_rows(paper) if (row.table, row.backbone) == (table, backbone)]
     assert found == [f"{paper}_t{table}_{backbone}{name}" for name in names]

@@ -48,7 +48,6 @@ from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 import backbones.mm
 from tasks.engine.optimisation.param_groups import parameter_rules
 from tools.exports import standalone
-from tools.exports.mm import script_lines
 from tools.exports.mm_configs import training_config
 from tools.exports.requests import MARK, new_folder
 from tools.exports.standalone import check_standalone
@@ -96,11 +95,6 @@ def test_names_resolve_in_every_scope_whatever_is_imported_first():
     )
     command = [sys.executable, "-c", script]
     subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "HOME": "/tmp"}, check=True)
-
-
-@pytest.mark.parametrize("scope", TOOLKITS)
-def test_names_resolve_in_a_toolkit_imported_before(scope):
-    assert build("deit_t", scope, frozen_stages=1).name == "deit_t"
 
 
 def test_taken_names_are_rejected():
@@ -336,16 +330,6 @@ def test_backbones_go_to_every_toolkit_and_back(tmp_path, name, to):
     assert f"{to}" in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize("standalone", [False, True])
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("to", TOOLKITS)
-def test_a_folder_names_the_line_that_a_plain_script_needs(to, whole, standalone):
-    first, *rest = script_lines(to, "x.pth", whole=whole, standalone=standalone).splitlines()
-    assert first.startswith("import sys; sys.path" if standalone else "import heads")
-    assert f"from {to}." in "".join(rest)
-    compile("\n".join([first, *rest]), "README", "exec")
-
-
 def run_readme(folder, picture=None):
     """Run the Python lines of a folder's README as a separate script."""
     if picture is not None:
@@ -473,18 +457,6 @@ def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
     assert config.model.roi_head.bbox_head.num_classes == 80
     assert "depth" not in config.model.backbone
     assert set(config.optim_wrapper.optimizer) == {"type", "lr", "betas", "weight_decay"}
-
-
-def test_a_config_merged_into_its_base_gives_the_wanted_one():
-    from tools.exports.mm_inherit import changes
-
-    base = {"kept": 1, "list": [1, 2], "part": {"a": 1, "b": {"c": 2}}, "other": {"x": 1, "y": 2}}
-    wanted = {"kept": 1, "list": [1], "part": {"a": 1, "b": {"c": 3}}, "other": {"y": 2}, "new": {}}
-    said = changes(base, wanted)
-    assert said == {
-        "list": [1], "part": {"b": {"c": 3}}, "other": {"_delete_": True, "y": 2}, "new": {},
-    }  # fmt: skip
-    assert Config._merge_a_into_b(said, base) == wanted
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 6])

@@ -275,20 +275,6 @@ def test_long_steps_print_progress(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_step_of_onnx_prints_progress(tmp_path):
-    request, said = small_request("resnet18", "onnx", tmp_path, what="maps"), []
-    object.__setattr__(request, "report", said.append)
-    exporter("onnx")(request)
-    assert said[0] == (
-        "maps.onnx: recording the network as a graph (takes minutes for a large network)"
-    )
-    assert said[1].startswith("maps.onnx: converting ")
-    assert [line.split(": ")[1].split(" in ")[0] for line in said[2:4]] == [
-        "comparing 2 x 3 x 64 x 96", "comparing 1 x 3 x 64 x 64",
-    ]  # fmt: skip
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("to", ["torch_export", "onnx"])
 def test_a_classifier_names_its_classes(to, tmp_path):
     network = LinearClassifier(shorten(create_backbone("deit_t", img_size=(64, 96))), CLASSES)

@@ -89,10 +89,11 @@ def test_infer_needs_onnxruntime_and_pillow_and_prepares_images_as_the_run(kind,
     assert run_infer(tmp_path, image) == expected
 
 
-@pytest.mark.parametrize("target", ["onnx", "torch_export"])
-@pytest.mark.parametrize("outputs", [["logits"], ["map_4", "map_8"]])
-@pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    ("target", "outputs", "fixed", "named"),
+    [("onnx", ["logits"], False, True), ("onnx", ["map_4", "map_8"], True, False),
+     ("torch_export", ["logits"], True, False), ("torch_export", ["map_4", "map_8"], False, True)],
+)  # fmt: skip
 def test_every_script_is_short_python(target, outputs, fixed, named, tmp_path):
     request = small_request("resnet18", target, tmp_path)
     prepared = describe_preprocessing(None, None, request.image_size, fixed=fixed)

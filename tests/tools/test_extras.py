@@ -51,23 +51,18 @@ def test_a_plain_run_has_none_and_its_profiler_passes_errors_on(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"top_k": -1}, r"callbacks\.top_k=-1 is too low"),
-        ({"early_stopping": {"metric": "top5"}}, r"top5 needs .*patience"),
-        ({"early_stopping": {"patience": 0}}, "from 1 up"),
-        ({"early_stopping": {"patience": 2, "metric": "top3"}}, "did you mean val/top"),
-        ({"early_stopping": {"patience": 2, "metric": "zz"}}, "known: val/top1, val/top5"),
-        ({"early_stopping": {"patients": 2}}, "did you mean patience"),
-        ({"early_stopping": {"patience": 2, "mode": "up"}}, "one of max, min"),
-        ({"monitor": "x"}, "no option of callbacks called 'monitor'.*callback of your own is"),
-        (
-            {"mine": {"_target_": "os.system"}},
-            r"callbacks\.mine\._target_=os\.system is not a Call",
-        ),
-        ({"mine": {"_target_": "nowhere.Mine"}}, r"_target_=nowhere\.Mine: No module named"),
-        ({"mine": {"_target_": f"{__name__}.Counting", "from": 1}}, "unexpected keyword .*'from'"),
-    ],
-)
+    [({"top_k": -1}, r"callbacks\.top_k=-1 is too low"),
+     ({"early_stopping": {"metric": "top5"}}, r"top5 needs .*patience"),
+     ({"early_stopping": {"patience": 0}}, "from 1 up"),
+     ({"early_stopping": {"patience": 2, "metric": "top3"}}, "did you mean val/top"),
+     ({"early_stopping": {"patience": 2, "metric": "zz"}}, "known: val/top1, val/top5"),
+     ({"early_stopping": {"patients": 2}}, "did you mean patience"),
+     ({"early_stopping": {"patience": 2, "mode": "up"}}, "one of max, min"),
+     ({"monitor": "x"}, "no option of callbacks called 'monitor'.*callback of your own is"),
+     ({"mine": {"_target_": "os.system"}}, r"callbacks\.mine\._target_=os\.system is not a Call"),
+     ({"mine": {"_target_": "nowhere.Mine"}}, r"_target_=nowhere\.Mine: No module named"),
+     ({"mine": {"_target_": f"{__name__}.Counting", "from": 1}}, "unexpected keyword .*'from'")],
+)  # fmt: skip
 def test_wrong_callbacks_are_one_sentence(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         make_callbacks(tmp_path, "val/top1", METRICS, **{**NO_STOP, **options})

@@ -1,7 +1,5 @@
 """Report of a run: the final table, the curves, and the size at which the backbone is counted."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -33,85 +31,6 @@ def test_table_is_readable_in_a_pipe(tmp_path, capsys):
     assert max(map(len, lines[:-1])) < 60
 
 
-class Axes:
-    """Records what is drawn."""
-
-    def __init__(self):
-        self.lines, self.bars, self.said = {}, [], []
-
-    def plot(self, steps, values, label, **style):
-        self.lines[label] = (list(values), (style["linestyle"], style["marker"], style["lw"]))
-
-    def bar(self, places, values, **style):
-        self.bars = values
-
-    def __getattr__(self, name):
-        return lambda *given, **options: self.said.append((name, given, options))
-
-
-def draw_curves(monkeypatch, rows, why=""):
-    import matplotlib.pyplot as plt
-
-    axes, figure = (Axes(), Axes()), Axes()
-    monkeypatch.setattr(plt, "subplots", lambda *given, **options: (figure, axes))
-    monkeypatch.setattr(plt, "close", lambda figure: None)
-    monkeypatch.setattr(curves, "write_whole", lambda *_: None)
-    curves.plot_curves(Path("somewhere"), rows, why)
-    return axes
-
-
-TRAINED = [{"step": step, "train/loss": 3.0 - step, "train/lr": 0.1} for step in range(3)]
-
-
-def test_losses_and_equal_curves(monkeypatch):
-    rows = [*TRAINED, *({"step": s, "val/loss": 2.0, "val/top1": 9.0} for s in (1, 2))]
-    left, right = draw_curves(monkeypatch, rows)
-    assert list(left.lines) == ["train/loss", "val/loss"]
-    assert list(right.lines) == ["top1"]
-    assert left.lines["val/loss"][0] == [2.0, 2.0]
-    rows = [row | {"train/loss_cls": row["train/loss"]} for row in TRAINED]
-    assert list(draw_curves(monkeypatch, rows)[0].lines) == ["train/loss"]
-    rows[0]["train/loss_cls"] = 9.0
-    assert list(draw_curves(monkeypatch, rows)[0].lines) == ["train/loss", "loss_cls"]
-    names = ("a", "b", "c", "d", "e")
-    rows = [{"step": s, **{f"val/{name}": float(s) for name in names}} for s in (1, 2, 3)]
-    _, right = draw_curves(monkeypatch, rows)
-    assert len({style for _, style in right.lines.values()}) == len(names)
-
-
-def test_measurements_are_drawn_as_they_are(monkeypatch):
-    """Only a training loss may have a running mean, next to it and named as such."""
-    figures = np.random.default_rng(0).random((40, 4)).round(3).tolist()
-    names = ("train/loss", "train/loss_box", "val/loss", "val/top1")
-    rows = [{"step": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(figures)]
-    left, right = draw_curves(monkeypatch, rows)
-    lines = {label: values for label, (values, _) in (left.lines | right.lines).items()}
-    for name, values in zip(names, zip(*figures, strict=True), strict=True):
-        label = name if name in curves.LOSSES else name.partition("/")[2]
-        assert lines.pop(label) == list(values)
-    assert list(lines) == ["train/loss, mean of 5 points", "loss_box, mean of 5 points"]
-    expected = np.convolve([row[0] for row in figures], np.full(5, 1 / 5), "valid")
-    assert np.allclose(lines["train/loss, mean of 5 points"][4:], expected)
-
-
-def test_the_plot_is_a_picture_of_the_measured_values(tmp_path, monkeypatch):
-    """Compares the lines' data in matplotlib's own figure."""
-    import matplotlib.pyplot as plt
-
-    monkeypatch.setattr(plt, "close", lambda figure: None)
-    measured = [53.3, 66.7, 66.7] * 8
-    rows = [{"step": step, "val/top1": value} for step, value in enumerate(measured)]
-    curves.plot_curves(tmp_path, rows)
-    (line,) = plt.gcf().axes[1].lines
-    monkeypatch.undo()
-    plt.close("all")
-    assert line.get_ydata().tolist() == measured
-    curves.plot_curves(tmp_path, [*TRAINED, {"step": 2, "val/top1": 9.0}])
-    with Image.open(tmp_path / "curves.png") as picture:
-        assert picture.width > 1000
-    curves.plot_curves(tmp_path, [])
-
-
 @pytest.fixture
 def figure_of(tmp_path, monkeypatch):
     """Draw curves.png and return matplotlib's figure."""
@@ -126,6 +45,57 @@ def figure_of(tmp_path, monkeypatch):
     yield draw
     monkeypatch.undo()
     plt.close("all")
+
+
+def curves_of(axis):
+    """Return the values and the style of each line by its label."""
+    return {
+        line.get_label(): (
+            line.get_ydata().tolist(), (line.get_linestyle(), line.get_marker(), line.get_lw())
+        )
+        for line in axis.lines
+    }  # fmt: skip
+
+
+TRAINED = [{"step": step, "train/loss": 3.0 - step, "train/lr": 0.1} for step in range(3)]
+
+
+def test_losses_and_equal_curves(figure_of):
+    rows = [*TRAINED, *({"step": s, "val/loss": 2.0, "val/top1": 9.0} for s in (1, 2))]
+    left, right = map(curves_of, figure_of(rows).axes)
+    assert list(left) == ["train/loss", "val/loss"]
+    assert list(right) == ["top1"]
+    assert left["val/loss"][0] == [2.0, 2.0]
+    rows = [row | {"train/loss_cls": row["train/loss"]} for row in TRAINED]
+    assert list(curves_of(figure_of(rows).axes[0])) == ["train/loss"]
+    rows[0]["train/loss_cls"] = 9.0
+    assert list(curves_of(figure_of(rows).axes[0])) == ["train/loss", "loss_cls"]
+    names = ("a", "b", "c", "d", "e")
+    rows = [{"step": s, **{f"val/{name}": float(s) for name in names}} for s in (1, 2, 3)]
+    styles = {style for _, style in curves_of(figure_of(rows).axes[1]).values()}
+    assert len(styles) == len(names)
+
+
+def test_measurements_are_drawn_as_they_are(figure_of):
+    """Only a training loss may have a running mean, next to it and named as such."""
+    figures = np.random.default_rng(0).random((40, 4)).round(3).tolist()
+    names = ("train/loss", "train/loss_box", "val/loss", "val/top1")
+    rows = [{"step": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(figures)]
+    left, right = map(curves_of, figure_of(rows).axes)
+    lines = {label: values for label, (values, _) in (left | right).items()}
+    for name, values in zip(names, zip(*figures, strict=True), strict=True):
+        label = name if name in curves.LOSSES else name.partition("/")[2]
+        assert lines.pop(label) == list(values)
+    assert list(lines) == ["train/loss, mean of 5 points", "loss_box, mean of 5 points"]
+    expected = np.convolve([row[0] for row in figures], np.full(5, 1 / 5), "valid")
+    assert np.allclose(lines["train/loss, mean of 5 points"][4:], expected)
+
+
+def test_the_plot_is_a_picture(tmp_path):
+    curves.plot_curves(tmp_path, [*TRAINED, {"step": 2, "val/top1": 9.0}])
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert picture.width > 1000
+    curves.plot_curves(tmp_path, [])
 
 
 def test_bars_numbers_and_legends(figure_of):

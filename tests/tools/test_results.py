@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.image
 import pytest
@@ -17,19 +16,11 @@ from backbones import create_backbone, registry
 from backbones.analysis.description import describe_network
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.sample.datamodules import SampleDetection
-from tasks.classification.task import ClassificationTask
-from tasks.detection.task import DetectionTask
-from tasks.engine.family import families
-from tasks.generation.task import GenerationTask
-from tasks.multi_label.task import MultiLabelTask
-from tasks.point_segmentation.task import PointSegmentationTask
-from tasks.segmentation.task import SegmentationTask
-from tasks.super_resolution.task import SuperResolutionTask
+from tasks.engine.family import families, imported
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import composed
 from tools import results
 from tools.cli.network_names import network_name
-from tools.comparing import paper_figures
 from tools.comparing.table import pareto
 from tools.papers.published import load_rows
 from tools.runs.fingerprints import fingerprints
@@ -37,10 +28,6 @@ from tools.runs.folder import differences, open_run_folder
 from tools.runs.outcome import recording_failure
 
 CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's; data=imagenet has 0.9
-TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
-        "multi_label": MultiLabelTask, "detection": DetectionTask, "segmentation": SegmentationTask,
-        "super_resolution": SuperResolutionTask, "generation": GenerationTask,
-        "point_segmentation": PointSegmentationTask}  # fmt: skip
 
 
 @pytest.fixture
@@ -311,16 +298,6 @@ def test_rows_name_settings_that_change_the_metric(run, shown):
     assert shown(str(skipped))[0][0]["AP"] == 0.58
 
 
-def test_the_row_of_robustness_sets_is_one_that_reports_them(monkeypatch):
-    plain, unnamed, robust = (
-        SimpleNamespace(name=name, metrics=metrics)
-        for name, metrics in (("a", {"top1": 1}), ("", {"mce": 2}), ("b", {"mce": 3}))
-    )
-    monkeypatch.setattr(paper_figures, "list_papers", lambda: ["one"])
-    monkeypatch.setattr(paper_figures, "_rows", lambda paper, run: [plain, unnamed, robust])
-    assert paper_figures._find_robustness_row(SimpleNamespace(task="classification")) is robust
-
-
 def test_runs_are_separated_by_settings_with_an_effect(run, shown):
     run("backbone=deit_t", seed=0)
     run("backbone=deit_t", "data.num_workers=2", "logger=csv", "callbacks.top_k=3",
@@ -497,7 +474,7 @@ def test_headlines_and_pareto_lines():
     known = {name: family.table_metric for name, family in families().items()}
     # Their tasks show the scores of their loss and of their data set.
     assert (known.pop("forecasting"), known.pop("glue")) == ("mse", "score")
-    assert {task: cls.headline[0] for task, cls in TASK.items()} == known
+    assert {name: imported(families()[name].task).headline[0] for name in known} == known
     assert pareto([(2, 5), (1, 3), (3, 4), (1, 2), (4, 6)], "max") == [1, 0, 4]
     assert pareto([(2, 5), (1, 3), (3, 4), (4, 1)], "min") == [1, 3]
 
@@ -690,13 +667,6 @@ def test_rows_name_their_folder_and_timms_model(run, shown):
         "timm_vit_tiny_patch16_224": "vit_tiny_patch16_224",
     }  # fmt: skip
     assert "not averaged" not in err
-
-
-def test_the_last_evaluation_belongs_to_the_last_epoch(run, shown):
-    run("backbone=deit_t")
-    cut = run("backbone=deit_t", "trainer.max_epochs=2", seed=1, finished=False)
-    (cut / "metrics.csv").write_text("step,epoch\n9,2\n")
-    assert "logged last at step 9, epoch 2 of 2" in shown()[1]
 
 
 def test_a_network_without_norms_is_said_to_have_none(run, printed):

@@ -1,7 +1,6 @@
 """An evaluation takes its config from the run folder; typed options override it and are logged."""
 
 import functools
-import json
 import shutil
 
 import pytest
@@ -9,7 +8,7 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from tests.families import rest_slow
-from tests.runs import completed, composed, run_here, write_run
+from tests.runs import composed, write_run
 from tools.cli.errors import one_line_errors
 from tools.config import overrides
 from tools.config import run_config as run_config
@@ -192,21 +191,17 @@ def error_text(capsys, folder, *typed, mode="test"):
 
 @pytest.mark.parametrize(
     ("typed", "message"),
-    [
-        ("head.anchor_scal=4", "no option head.anchor_scal; did you mean anchor_scale"),
-        ("data.batchsize=4", "did you mean batch_size"),
-        ("heads.anchor_scale=4", "did you mean head"),
-        ("head=mask_rcn", "did you mean mask_rcnn"),
-        ("head=linear", "task=detection takes head="),
-        ("data=imagenet", "task=detection takes data=coco"),
-        ("backbone=swin_t_afob", "did you mean swin_t_afbo"),
-        ("task=segmentation", "is a run of task=detection; its weights fit no other task"),
-        ("trainer.device=1", "did you mean devices"),
-        ("resume=true", "for mode=test pass ckpt=<run folder> alone"),
-        ("input=x", "pass mode=predict"),
-        ("~head.option", "no option to remove of head called 'option'; did you mean options"),
-    ],
-)
+    [("head.anchor_scal=4", "no option head.anchor_scal; did you mean anchor_scale"),
+     ("data.batchsize=4", "did you mean batch_size"), ("heads.anchor_scale=4", "did you mean head"),
+     ("head=mask_rcn", "did you mean mask_rcnn"), ("head=linear", "task=detection takes head="),
+     ("data=imagenet", "task=detection takes data=coco"),
+     ("backbone=swin_t_afob", "did you mean swin_t_afbo"),
+     ("task=segmentation", "is a run of task=detection; its weights fit no other task"),
+     ("trainer.device=1", "did you mean devices"),
+     ("resume=true", "for mode=test pass ckpt=<run folder> alone"),
+     ("input=x", "pass mode=predict"),
+     ("~head.option", "no option to remove of head called 'option'; did you mean options")],
+)  # fmt: skip
 def test_mistakes_are_found_in_the_runs_config(typed, message, run_folder, capsys):
     assert message in error_text(capsys, run_folder(*RUNS["detection"]), typed)
 
@@ -276,22 +271,3 @@ def test_a_run_stores_its_choices_and_an_older_one_is_guessed(run_folder):
     save(folder, config)
     assert differences_from_run(folder) == {}
     assert evaluated(folder).choices["head"] == "retinanet"
-
-
-@pytest.mark.slow  # test_run compares the metrics of all tasks
-@pytest.mark.usefixtures("sample_cache")
-def test_a_swin_is_tested_at_the_size_that_it_was_trained_at(tmp_path, capsys, caplog, one_thread):
-    """Its weights also fit other sizes, which lower the accuracy."""
-    train = ["backbone=swin_t", "trainer=cpu", "data.image_size=96", "++data.digits_per_class=4",
-             "data.train_copies=1", "trainer.max_epochs=1", "schedule.warmup=0",
-             "trainer.limit_train_batches=2", f"output_dir={tmp_path}"]  # fmt: skip
-    folder = run_here(train, capsys).folder()
-    summary = json.loads((folder / "summary.json").read_text())
-    base = ["mode=test", f"ckpt={folder}", f"output_dir={tmp_path}", "trainer=cpu"]
-    ended = run_here(base, capsys)
-    tested = json.loads((ended.folder() / "summary.json").read_text())
-    assert (tested["metrics"], tested["macs_at"]) == (summary["metrics"], [96, 96])
-    caplog.set_level("INFO")
-    ended = completed([*base, "data.image_size=64"], capsys)
-    assert "differs from the run: " in caplog.text
-    assert "backbone.img_size 64 (run: 96)" in caplog.text

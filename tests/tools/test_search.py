@@ -29,16 +29,11 @@ def test_spaces_are_separated_from_settings():
 
 @pytest.mark.parametrize(
     ("typed", "message"),
-    [
-        (["backbone=deit_t"], "the search has one candidate"),
-        (["x=interval(1,0)"], "is empty"),
-        (["x=interval(0,1,log)"], "is empty"),
-        (["x=interval(0,inf)"], "is empty or endless"),
-        (["x=range(0,1,0.5)"], "must be a range of whole numbers"),
-        (["x=glob(a*)"], "cannot be searched"),
-        (["-m", "x=1,2"], "leave -m out"),
-    ],
-)
+    [(["backbone=deit_t"], "the search has one candidate"), (["x=interval(1,0)"], "is empty"),
+     (["x=interval(0,1,log)"], "is empty"), (["x=interval(0,inf)"], "is empty or endless"),
+     (["x=range(0,1,0.5)"], "must be a range of whole numbers"),
+     (["x=glob(a*)"], "cannot be searched"), (["-m", "x=1,2"], "leave -m out")],
+)  # fmt: skip
 def test_wrong_spaces_are_one_sentence(typed, message):
     with pytest.raises(ValueError, match=message):
         read_spaces(typed)

@@ -1,13 +1,10 @@
 """Sweeps: patterns as values, runs in other processes, and the table at the end."""
 
-import pickle
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import OmegaConf
 
 from backbones import list_backbones
 from tests.families import rest_slow
@@ -16,7 +13,6 @@ from tools import run
 from tools.cli.grammar import parse
 from tools.comparing import sweep_table
 from tools.comparing.run_records import RunRecord
-from tools.comparing.sweep_table import SweepOutcomes
 from tools.config import overrides
 from tools.config import run_config as run_config
 
@@ -59,21 +55,6 @@ def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
 def test_mistakes_are_one_sentence(typed, message):
     with pytest.raises(ValueError, match=message):
         overrides.read_command(typed)
-
-
-def test_outcomes_come_from_the_processes_of_the_runs(tmp_path):
-    """Outcomes have the order of the jobs; the files of the sweep are removed."""
-    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "o")}, "job": {"num": 0}}})
-    here = SweepOutcomes()
-    here.on_multirun_start(config)
-    for number in (10, 9):
-        elsewhere = pickle.loads(pickle.dumps(here))
-        config.hydra.job.num = number
-        returned = JobReturn(_return_value={"failed": number}, status=JobStatus.COMPLETED)
-        elsewhere.on_job_end(config, job_return=returned)
-    here.on_multirun_end(config)
-    assert SweepOutcomes.latest == [{"failed": 9}, {"failed": 10}]
-    assert not list((tmp_path / "o").iterdir())
 
 
 @pytest.mark.slow

@@ -19,17 +19,13 @@ def build_network(name, **options):
 
 @pytest.mark.parametrize(
     ("name", "options", "tokens", "pooling"),
-    [
-        ("deit_t", {}, 1, "class token"),
-        ("deit_t", {"class_token": False}, 0, "mean of the map"),
-        ("deit_t", {"distilled": True}, 2, "class and distillation token"),
-        ("deit_t_iffn", {}, 0, "mean of the map"),
-        ("deit_t_iffn", {"class_token": True}, 1, "class token"),
-        ("deit_t", {"dense": True}, 1, "none, for dense prediction"),
-        ("swin_t_afbo", {}, 0, "mean of the map"),
-        ("lvt_r1", {}, 0, "class token"),
-    ],
-)
+    [("deit_t", {}, 1, "class token"), ("deit_t", {"class_token": False}, 0, "mean of the map"),
+     ("deit_t", {"distilled": True}, 2, "class and distillation token"),
+     ("deit_t_iffn", {}, 0, "mean of the map"),
+     ("deit_t_iffn", {"class_token": True}, 1, "class token"),
+     ("deit_t", {"dense": True}, 1, "none, for dense prediction"),
+     ("swin_t_afbo", {}, 0, "mean of the map"), ("lvt_r1", {}, 0, "class token")],
+)  # fmt: skip
 def test_facts_equal_those_of_the_built_network(name, options, tokens, pooling):
     facts = describe_network(build_network(name, **options))
     assert (facts["class_tokens"], facts["pooling"]) == (tokens, pooling)

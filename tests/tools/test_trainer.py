@@ -50,15 +50,23 @@ def test_one_of_two_gpus_is_chosen(two_gpus, tmp_path):
     assert made.num_devices == 1
 
 
+FASTER = "trainer.precision=bf16-mixed"
+
+
 @pytest.mark.parametrize(
-    ("overrides", "said"),
-    [(["trainer=auto"], 1), (["trainer=gpu"], 0), (["trainer=gpu", "trainer.precision=32"], 1),
-     (["trainer=cpu"], 0)],
+    ("typed", "said"),
+    [("trainer=auto", FASTER), ("trainer=gpu", None), ("trainer=gpu trainer.precision=32", FASTER),
+     ("trainer=cpu", None), ("trainer=cpu trainer.precision=bf16-mixed", None),
+     ("trainer=cpu trainer.precision=16-mixed",
+      "16-mixed needs a GPU: this CPU computes in bf16-mixed"),
+     ("trainer=cpu trainer.precision=bf16-true", "Pass trainer.precision=bf16-mixed")],
 )  # fmt: skip
-def test_float32_on_a_gpu_names_bfloat16(overrides, said, two_gpus, tmp_path, caplog):
+def test_precisions_that_differ_from_what_is_meant_are_told(
+    typed, said, two_gpus, tmp_path, caplog
+):
     caplog.set_level("INFO")
-    make(tmp_path, *overrides)
-    assert caplog.text.count("trainer.precision=bf16-mixed") == said
+    make(tmp_path, *typed.split())
+    assert (caplog.text.count(said) == 1) if said else "precision" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -134,21 +142,6 @@ def test_every_trainer_is_built(name, overrides, expected, tmp_path):
     got = (type(made.strategy).__name__, made.num_devices, made.num_nodes, made.precision)
     assert got == expected
     assert set(options("trainer")) == {"auto", "cpu", "ddp_cpu", "gpu", "ddp", "fsdp", "slurm"}
-
-
-@pytest.mark.parametrize(
-    ("precision", "line"),
-    [
-        ("16-mixed", "16-mixed needs a GPU: this CPU computes in bf16-mixed"),
-        ("bf16-true", "Pass trainer.precision=bf16-mixed"),
-        ("bf16-mixed", None),
-    ],
-)
-def test_precisions_that_differ_from_what_is_meant_are_told(precision, line, tmp_path, caplog):
-    config = composed("trainer=cpu", f"trainer.precision={precision}")
-    with caplog.at_level("INFO"):
-        make_trainer(config.trainer, tmp_path, "val/x", "max", training=True)
-    assert (line in caplog.text) if line else not caplog.text
 
 
 def test_switches_of_trainers(tmp_path):
