@@ -61,7 +61,7 @@ MISTAKES = {
     "+optimizer.reference_batch=0": "optimizer.reference_batch must be at least 1 or null, got 0",
     # Types and ranges.
     "backbone=deit_t_afbo backbone.mixer.g2=abc": "backbone.mixer.g2=abc is not a whole number",
-    "backbone=deit_t_afbo backbone.mixer.g1=7": "g1 must divide the input width 192",
+    "backbone=deit_t_afbo backbone.mixer.g1=7": "g1 must divide 192 and 768",
     "backbone=deit_t_afbo backbone.mixer.drop=2": "afbo refuses backbone.mixer.drop=2: dropout",
     "backbone=deit_t_afbo backbone.mixer.hidden_ratio=-1": "hidden_ratio must give at least one",
     "optimizer.lr=-1": "optimizer.lr must be above 0, got -1",
@@ -73,8 +73,8 @@ MISTAKES = {
     "data.batch_size=0": "data.batch_size=0 is too low",
     "data.batch_size=few": "data.batch_size=few is not a whole number",
     "data.num_workers=-1": "too low",
-    "seed=-1": "seed=-1 must be between 0",
-    "resume=maybe": "resume=maybe is not true or false",
+    "seed=-1": "seed must be greater than or equal to 0, got -1",
+    "resume=maybe": "resume must be a valid boolean, got 'maybe'",
     "trainer.precision=3": "trainer.precision=3 is not one of",
     "trainer.devices=0": "trainer.devices=0 must be a number of CPU processes",
     "trainer.strategy=magic": "Lightning refuses the options of trainer",
@@ -88,7 +88,7 @@ MISTAKES = {
     "task=detection +head.options={rpn_head.type:antigravity}": "type=antigravity is rejected",
     "task=detection ++head.options={roi_head:{_scope_:os}}": "_scope_ is rejected",
     "optimizer.lr=nan": "optimizer.lr=nan is not a number",
-    "optimizer=sgd": "optimizer=sgd is not a group of options",
+    "optimizer=sgd": "optimizer must be a dictionary, got 'sgd'",
     "data=null": "data=null is not allowed: a run needs its data",
     "~trainer": "~trainer is not allowed: a run needs its trainer",
     "backbone=[deit_t,swin_t]": "pass -m backbone=deit_t,swin_t",
@@ -111,25 +111,25 @@ MISTAKES = {
     "trainer.accelerator=tpu": "Lightning refuses the options of trainer",
     "trainer.check_val_every_n_epoch=0": "is too low; the lowest is 1",
     "+trainer.logger=true": "trainer.logger is set by the run itself",
-    "data.augmentation={flip:2}": "data.augmentation.flip must be a probability from 0 to 1, got 2",
+    "data.augmentation={flip:2}": "data.augmentation.flip must be a share or probability from 0 to 1, got 2",
     "data.augmentation={std:[0,0,0]}": "deviations above 0",
     "task=detection head.options={a:1}": "the toolkit's model config lacks 'a'",
     "task=detection head.options={rpn_head:3}": "mmdet cannot build a model with head.options",
     "task=detection head.num_rois=-1": "head.num_rois must be at least 1, got -1",
     # Keys.
-    "+foo=1": "there is no option called 'foo'; known: mode, ckpt",
+    "+foo=1": "there is no option called 'foo'; known: task_name, mode, ckpt",
     "++sead=1": "did you mean seed",
     "~seed": "~seed is not allowed: a run needs its seed",
     "~trainer.devices": "~trainer.devices is not allowed",
     "~head._target_": "~head._target_ is not allowed: the option defines what is built",
     "~optimizer.lr": "optimizer.lr is missing; pass optimizer.lr=...",
     "+head.num_classes=5": "head.num_classes is set by the run itself",
-    "head=3": "head=3 is not an option name",
+    "head=3": "head=3 is not allowed: head takes a name",
     "hydra.run.dir=/tmp/x": "pass output_dir=<folder>",
     "+hydra.callbacks={x:{_target_:os.system}}": "because it could run other code",
     "output_dir=${foo}": "output_dir: Interpolation key 'foo' not found",
     # Conflicting options.
-    "mode=train": "mode=train is not one of fit, validate, test, predict",
+    "mode=train": "mode must be 'fit', 'validate', 'test' or 'predict'",
     "mode=test": "pass ckpt=",
     "mode=test ckpt=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint or run folder",
     "mode=test ckpt=HERE/nowhere resume=true": "pass ckpt=<run folder> alone",
@@ -145,7 +145,7 @@ MISTAKES = {
     "task=transfer": "backbone.pretrained=",
     # Missing files and devices; HERE is an empty folder.
     "data=imagenet": "data=imagenet data.root=/data/imagenet",
-    "data=folder data.root=HERE data.augmentation.x=null": "of data.augmentation; known: none. For",
+    "data=folder data.root=HERE data.augmentation.x=null": "no option data.augmentation.x; known: auto_augment",
     "data=imagenet data.root=HERE/nowhere": "data.root HERE/nowhere is not a folder",
     "task=detection data=coco data.root=HERE": "folder HERE/train2017 does not exist",
     "trainer=gpu": "torch sees no GPU",
@@ -153,7 +153,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("typed", rest_slow(list(MISTAKES), list(MISTAKES)[4::6]))
+@pytest.mark.parametrize("typed", rest_slow(list(MISTAKES), list(MISTAKES)[::6]))
 def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
     if "no GPU" in MISTAKES[typed] and torch.cuda.is_available():
         pytest.skip("there is a GPU")
