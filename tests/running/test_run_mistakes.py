@@ -111,7 +111,7 @@ MISTAKES = {
     "trainer.accelerator=tpu": "Lightning refuses the options of trainer",
     "trainer.check_val_every_n_epoch=0": "is too low; the lowest is 1",
     "+trainer.logger=true": "trainer.logger is set by the run itself",
-    "data.augmentation={flip:2}": "data.augmentation.flip must be a share or probability from 0 to 1, got 2",
+    "data.augmentation={flip:2}": "data.augmentation.flip must be a share or probability from 0 to 1",
     "data.augmentation={std:[0,0,0]}": "deviations above 0",
     "task=detection head.options={a:1}": "the toolkit's model config lacks 'a'",
     "task=detection head.options={rpn_head:3}": "mmdet cannot build a model with head.options",
@@ -145,7 +145,7 @@ MISTAKES = {
     "task=transfer": "backbone.pretrained=",
     # Missing files and devices; HERE is an empty folder.
     "data=imagenet": "data=imagenet data.root=/data/imagenet",
-    "data=folder data.root=HERE data.augmentation.x=null": "no option data.augmentation.x; known: auto_augment",
+    "data=folder data.root=HERE data.augmentation.x=null": "no option data.augmentation.x",
     "data=imagenet data.root=HERE/nowhere": "data.root HERE/nowhere is not a folder",
     "task=detection data=coco data.root=HERE": "folder HERE/train2017 does not exist",
     "trainer=gpu": "torch sees no GPU",

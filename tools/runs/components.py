@@ -158,8 +158,8 @@ def check_config(config: RunConfig) -> RunConfig:
         check_optimizer({"lr": 1.0, **choices})
     automatic_batch = {k: v for k, v in config.data.items() if v == automatic.AUTO}
     backbone = {"name": config.backbone["name"], **solve_match(**config.backbone)}
-    trainer.check_trainer_options(values.trainer)
     check_trainer(config.trainer)
+    trainer.check_trainer_options(values.trainer)
     if config.mode == "fit":
         family = find_family(config.task_name)
         metrics = {metric.name: metric.direction for metric in family.metrics} | {"loss": "min"}
