@@ -111,7 +111,7 @@ MISTAKES = {
     "trainer.accelerator=tpu": "Lightning refuses the options of trainer",
     "trainer.check_val_every_n_epoch=0": "is too low; the lowest is 1",
     "+trainer.logger=true": "trainer.logger is set by the run itself",
-    "data.augmentation={flip:2}": "data.augmentation.flip must be a share or probability from 0 to 1",
+    "data.augmentation={flip:2}": "data.augmentation.flip must be a share or probability",
     "data.augmentation={std:[0,0,0]}": "deviations above 0",
     "task=detection head.options={a:1}": "the toolkit's model config lacks 'a'",
     "task=detection head.options={rpn_head:3}": "mmdet cannot build a model with head.options",
