@@ -182,7 +182,7 @@ class BaseTask(Remembering, LightningModule):
         losses, total = total_loss(self.model, self.prepare_batch(batch))
         # Reading a CUDA scalar waits for the device, so only every 20th step does.
         if total.device.type == "cpu" or self.global_step % 20 == 0:
-            refuse_together(loss_problem(total, self._trainer, self.global_step))
+            refuse_together(loss_problem(total, self._trainer, self.global_step, batch))
         figures = {f"train/{name}": value.detach() for name, value in losses.items()}
         figures["train/loss"] = total.detach()
         figures = self._mean_of_step(figures, batch_idx)

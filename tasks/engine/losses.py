@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from backbones import Mixer
+from backbones.options import listed
 from tasks.engine.batches import Batch, batch_size
 
 
@@ -38,18 +40,41 @@ def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
     return losses, torch.stack(parts).sum()
 
 
-def loss_problem(loss: Tensor, trainer: Any, step: int) -> str | None:
-    """Return why training stops at a loss that is not finite; None for any other loss."""
+def loss_problem(loss: Tensor, trainer: Any, step: int, batch: Batch) -> str | None:
+    """Return why training stops at a loss that is not finite; None for any other loss.
+
+    Args:
+        loss: Sum of the losses.
+        trainer: Lightning's trainer, or None.
+        step: Optimiser step.
+        batch: The batch; inputs with NaN are named by their files.
+    """
     value = loss.item()
     if math.isfinite(value):  # 20 times faster than torch's
         return None
     folder = None if trainer is None else Path(trainer.default_root_dir) / "checkpoints"
     is_saved = folder is not None and any(folder.glob("*.ckpt"))
     remark = "the last checkpoint stays" if is_saved else "before the first checkpoint"
-    return (
-        f"the loss is {value} at step {step}; training stops here, {remark}. Lower optimizer.lr, "
-        "lengthen schedule.warmup, or set trainer.gradient_clip_val"
-    )
+    files = _broken_inputs(batch, getattr(trainer, "datamodule", None))
+    remedy = "Lower optimizer.lr, lengthen schedule.warmup, or set trainer.gradient_clip_val"
+    if files:
+        remedy = f"Correct the inputs, which hold NaN or infinite values: {listed(files)}"
+    return f"the loss is {value} at step {step}; training stops here, {remark}. {remedy}"
+
+
+def _broken_inputs(batch: Batch, datamodule: Any) -> list[str]:
+    """Return the files of a training batch's inputs with NaN or infinite values."""
+    samples = batch.get("sample_id") if isinstance(batch, Mapping) else None
+    if samples is None or datamodule is None:
+        return []
+    rows: set[int] = set()
+    for values in batch.values():
+        is_input = isinstance(values, Tensor) and values.is_floating_point() and values.ndim > 0
+        if is_input and len(values) == len(samples):
+            finite = values.isfinite().flatten(1).all(1) if values.ndim > 1 else values.isfinite()
+            rows |= set((~finite).nonzero().flatten().tolist())
+    describe = getattr(datamodule.dataset("train"), "describe", str)
+    return [describe(samples[row].item()) for row in sorted(rows)]
 
 
 def is_logged(trainer: Any, step: int, batch_idx: int) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from heads.language_model import LanguageModel
 from heads.linear import LinearClassifier
 from heads.point_segmentation import IGNORED, PointSegmenter
 from heads.text import TextClassifier
-from tasks.engine.losses import total_loss
+from tasks.engine.losses import loss_problem, total_loss
 from tests.families import build_short
 from tests.joined import run_joined
 
@@ -112,3 +113,15 @@ def test_lovasz_is_averaged_over_the_processes_with_labels(monkeypatch):
     assert alone[2] == 0
     mean = sum(float(losses["loss_lovasz"]) for losses in found) / 3
     assert mean == pytest.approx(sum(alone) / 2)
+
+
+def test_a_loss_of_a_broken_input_names_its_file():
+    data = SimpleNamespace(dataset=lambda split: SimpleNamespace(describe="{}.npy".format))
+    trainer = SimpleNamespace(datamodule=data, default_root_dir="/nowhere")
+    images = torch.ones(3, 2, 4)
+    images[1, 0, 2] = torch.nan
+    batch = {"image": images, "label": torch.arange(3), "sample_id": torch.tensor([7, 8, 9])}
+    said = loss_problem(torch.tensor(torch.nan), trainer, 5, batch)
+    assert said.endswith("Correct the inputs, which hold NaN or infinite values: 8.npy")
+    assert "Lower optimizer.lr" in loss_problem(torch.tensor(torch.inf), trainer, 5, {})
+    assert loss_problem(torch.tensor(1.0), trainer, 5, batch) is None
