@@ -209,19 +209,24 @@ def csv_rows(text: str, name: object) -> Iterator[tuple[int, list[str]]]:
     text = text.rstrip("\x1a")
     first = text.lstrip().partition("\n")[0]
     delimiter = max(DELIMITERS, key=first.count)
-    usual, width = csv.field_size_limit(LONGEST_FIELD), 0  # the limit is of the whole process
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        for row in filter(lambda row: any(map(str.strip, row)), reader):
-            width = width or len(row)
-            if len(row) != width:
-                raise ValueError(
-                    f"{name}, row {reader.line_num}: {len(row)} cells, but the first row names "
-                    f"{width} columns"
-                )
-            yield reader.line_num, row
-    finally:
-        csv.field_size_limit(usual)
+    reader, width = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 0
+    while True:
+        usual = csv.field_size_limit(LONGEST_FIELD)  # the limit is of the whole process
+        try:
+            row = next(reader, None)
+        finally:
+            csv.field_size_limit(usual)
+        if row is None:
+            return
+        if not any(map(str.strip, row)):
+            continue
+        width = width or len(row)
+        if len(row) != width:
+            raise ValueError(
+                f"{name}, row {reader.line_num}: {len(row)} cells, but the first row names "
+                f"{width} columns"
+            )
+        yield reader.line_num, row
 
 
 def column_names(row: Sequence[str], name: object) -> list[str]:
