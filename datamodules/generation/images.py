@@ -79,6 +79,7 @@ class GenerationDataModule(BaseDataModule):
         super().__init__(root, batch_size=batch_size, **options)
         check_option("channels", channels, channels in MODES, "1 or 3")
         pixels = latent_channels is None
+        check_minimum("latent_channels", 1 if latent_channels is None else latent_channels, 1)
         rule = "1 without data.latent_channels"
         check_option("factor", factor, not pixels or factor == 1, rule)
         rule = "null without data.latent_channels, such as 4"

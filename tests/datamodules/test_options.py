@@ -78,6 +78,7 @@ def test_datasets_of_one_kind_have_the_same_options(other):
         (ImageFolderSRDataModule, "val_share", 1, "between 0 and 1"),
         (BenchmarkDataModule, "sets", ["Set6"], "sets of "),
         (GenerationDataModule, "channels", 2, "1 or 3"),
+        (GenerationDataModule, "latent_channels", 0, "the lowest value is 1"),
         (GlueDataModule, "set", "sst3", "one of "),
         (GlueDataModule, "max_tokens", 7, "from 8 to "),
     ],
