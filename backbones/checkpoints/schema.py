@@ -189,7 +189,7 @@ class ScalerPart(ClosedPart):
 
 
 class FingerprintPart(ClosedPart):
-    """What the code of a network answers; see ``backbones.checkpoints.behaviour``."""
+    """Answers of a network's code; see ``backbones.checkpoints.behaviour``."""
 
     options: dict[str, Any]
     answers: dict[str, Annotated[list[Finite], Field(min_length=2, max_length=2)]]
