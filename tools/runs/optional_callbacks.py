@@ -75,7 +75,7 @@ def _users_callback(name: str, options: Mapping[str, Any]) -> Callback:
     if not isinstance(options, Mapping) or "_target_" not in options:
         names = [key for key in keywords(make_callbacks) if key != "others"]
         problem = unknown("option of callbacks", name, names)
-        raise ValueError(f"{problem}; a callback of your own is callbacks.NAME._target_=<class>")
+        raise ValueError(f"{problem} A callback of your own is callbacks.NAME._target_=<class>")
     place, arguments = f"callbacks.{name}", {k: v for k, v in options.items() if k != "_target_"}
     try:
         target = imported(str(options["_target_"]))
