@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.amp.autocast_mode import is_autocast_available
 
+# torch.compile of torch 2.11 cannot trace the question, whose answer never changes.
+is_autocast_available = torch.compiler.assume_constant_result(is_autocast_available)
+
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Switch autocast off on a device, where it has one."""

@@ -67,7 +67,7 @@ class Extent:
     ready: int | None = 240
     jobs: int = 8
     steps: int = 20
-    rounds: int = 50
+    rounds: int = 20
     host_rounds: int = 20
     hosts: Mapping[str, int] = field(default_factory=lambda: HOSTS)
     compiled_hosts: tuple[str, ...] = ("swin_t",)
@@ -90,7 +90,7 @@ EXTENTS = {
     # To try the command itself, on a CPU too.
     "tiny": Extent(
         seconds=None, ready=None, jobs=2, steps=1, rounds=2, host_rounds=2,
-        hosts={"poolformer_s12": 1}, compiled_hosts=(), compiled_mixers=("pooling",),
+        hosts={"poolformer_s12": 2}, compiled_hosts=(), compiled_mixers=("pooling",),
         image_size=32, batch=2, dim=16, sides=(4, 7), side=7,
         only=("afbo", "attention", "nonlinear_sum", "pooling"),
     ),

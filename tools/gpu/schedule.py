@@ -50,7 +50,8 @@ class Worker:
                 [*self.command, *self.names],
                 stdout=records, stderr=log, stdin=subprocess.DEVNULL,
                 cwd=ROOT, start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "2"},
+                # Torch before 2.13 would serve what it compiled in bfloat16 as float16.
+                env={**os.environ, "OMP_NUM_THREADS": "2", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"},
             )  # fmt: skip
 
     def stop(self) -> None:

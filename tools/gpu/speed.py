@@ -11,7 +11,8 @@ from tools.cli.typed_network import Network
 from tools.gpu.extent import MEASURED, Record, Setting, judge
 
 MIXERS = ("afbo", "iffn")
-PROCESSES = 3  # that try and compile token mixers side by side, in either form
+# Token mixers are dealt to processes: those timed eagerly follow each other, compilers do not.
+PROCESSES = {"eager": 1, "compiled": 12}
 USUAL = {
     "train": "true", "cuda_graphs": "false", "dtype": "bfloat16", "threads": "", "clock": "wall",
     "keep_memory": "true", "baseline": "",
@@ -56,11 +57,12 @@ def token_groups(setting: Setting) -> list[list[str]]:
     extent = setting.extent
     names = [name for name in list_mixers("token") if extent.only is None or name in extent.only]
     selection = names if extent.compiled_mixers is None else extent.compiled_mixers
-    forms = (
-        [f"eager {name}" for name in names],
-        [f"compiled {name}" for name in names if name in selection],
-    )
-    groups = [form[start::PROCESSES] for form in forms for start in range(PROCESSES)]
+    forms = {"eager": names, "compiled": [name for name in names if name in selection]}
+    groups = [
+        [f"{form} {name}" for name in forms[form][start::processes]]
+        for form, processes in PROCESSES.items()
+        for start in range(processes)
+    ]
     return [group for group in groups if group]
 
 
