@@ -42,7 +42,7 @@ measurements: install  ## time the mixers on this machine and add its page to th
 
 # Both take any Python that has the packages: make gpu PY=python3.
 gpu gpu-full: PY := $(or $(wildcard .venv/bin/python),python3)
-gpu:  ## check numbers, kernels, tasks and speed of this GPU (8 minutes) and add its page
+gpu:  ## check numbers, kernels, tasks and speed of this GPU (15 minutes) and add its page
 	$(PY) docs/_ext/measure.py gpu $(OPTIONS)
 
 gpu-full:  ## the same with longer runs, and everything compiled

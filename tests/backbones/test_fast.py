@@ -75,7 +75,7 @@ def test_options_that_the_fast_form_lacks_stay_plain():
 
 def test_backbones_are_fast_by_default_and_their_copies_stay_so():
     networks = [meta_backbone("deit_t_afbo", fast=fast) for fast in (True, False)]
-    assert [len(fast_parts(network)) for network in networks] == [12, 0]
+    assert [len(fast_parts(network)) for network in networks] == [3 * 12, 0]  # with its mappings
     assert networks[0].record == networks[1].record
     assert networks[0].made_by == networks[1].made_by
     assert repr(networks[0]) == repr(networks[1])
@@ -115,6 +115,21 @@ def test_lstms_of_torch_equal_the_loop(size):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         assert not lines.is_fast(x.float())
+
+
+@pytest.mark.parametrize("name", ["afbo", "scfbo_gc", "scfbo_oc"])
+def test_one_product_equals_the_sliced_ones(name):
+    mixer = fast(create_mixer(name, 24).double())
+    x = tokens(2, 3, 4, 24).requires_grad_()
+    for mapping in (mixer.cm_a, mixer.cm_b):
+        assert not mapping.is_fast(x)  # of a CPU
+        nn.init.normal_(mapping.bias)
+        leaves = [x, *mapping.parameters()]
+        results = [
+            (y, *torch.autograd.grad(y.sin().sum(), leaves))
+            for y in (mapping.compute(x), mapping(x))
+        ]
+        torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
 def test_forms_share_their_state_places_and_optimisers():

@@ -63,8 +63,8 @@ class Extent:
         goals: Largest values that pass.
     """
 
-    seconds: float | None = 450
-    ready: int | None = 240
+    seconds: float | None = 900
+    ready: int | None = 420
     jobs: int = 8
     steps: int = 20
     rounds: int = 20

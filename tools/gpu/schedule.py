@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tools.cli.paths import ROOT
 from tools.gpu.extent import FAIL, Extent, Record, Setting
-from tools.gpu.work import PARTS, TURN
+from tools.gpu.work import EAGER, PARTS, TURN
 
 PAUSE = 0.2  # seconds between two looks at the processes
 
@@ -29,7 +29,7 @@ class Worker:
         part: Kind of its checks.
         names: What it checks.
         command: To start it; the names follow.
-        is_timed: True if it waits for its turn by itself, and so starts at once.
+        is_timed: True if it waits for its turn by itself, and so starts before others end.
         log: File of its errors; its records are beside it.
         process: When it has started.
     """
@@ -40,6 +40,11 @@ class Worker:
     is_timed: bool
     log: Path = Path()
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def is_alone(self) -> bool:
+        """True if the device is its own from the start."""
+        return self.is_timed and self.names[0].startswith(EAGER)
 
     def start(self, folder: Path) -> None:
         """Start the process in a group of its own, which a signal to this one does not reach."""
@@ -99,7 +104,8 @@ def run_workers(
     """Run processes and return all records; an interrupt or the limit keeps what there is.
 
     Args:
-        workers: Timed ones start at once, ``extent.jobs`` of the others side by side.
+        workers: Those alone run first, one by one; then all timed ones start, and ``extent.jobs``
+            of the others side by side.
         folder: For logs.
         extent: States jobs and the limit.
         keep: Called with all records whenever a process has ended.
@@ -114,7 +120,7 @@ def run_workers(
                 why = f"not reached in {extent.seconds:.0f} s"
                 break
             for worker in list(waiting):
-                if worker.is_timed or sum(not job.is_timed for job in running) < extent.jobs:
+                if _may_start(worker, waiting, running, extent.jobs):
                     worker.start(folder)
                     waiting.remove(worker)
                     running.append(worker)
@@ -135,6 +141,15 @@ def run_workers(
         ended += [*records, *_failures(worker.part, missing, why)]
     keep(ended)
     return ended
+
+
+def _may_start(worker: Worker, waiting: list[Worker], running: list[Worker], jobs: int) -> bool:
+    """Return True if a waiting process may start beside those that run."""
+    if worker.is_alone:
+        return not running
+    if any(job.is_alone for job in [*waiting, *running]):
+        return False
+    return worker.is_timed or sum(not job.is_timed for job in running) < jobs
 
 
 def _close(worker: Worker) -> tuple[list[Record], list[Worker]]:

@@ -1,7 +1,7 @@
 """One process of the checks: python -m tools.gpu.work PART DEVICE EXTENT FOLDER NAME ...
 
-It prints a record per line. What is timed has the device for itself. What is compiled for it is
-computed beside other processes before, which compiles and tries it.
+It prints a record per line. What is timed has the device for itself: eager forms before the other
+processes start, compiled ones after these have ended. They are compiled beside the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from tools.gpu import numbers, speed, tasks
 from tools.gpu.extent import EXTENTS, FAIL, Record, Setting, describe_error
 
-COMPILED = "compiled "  # begins the names of what torch.compile compiles
+EAGER = "eager "  # begins the names of what is timed before other processes start
 TURN = "turn"  # file in the folder: locked alone by who times, together by all others
 
 
@@ -59,13 +59,12 @@ def check_names(part: Part, names: list[str], setting: Setting, turn: IO[str]) -
         setting: Device, extent and folder.
         turn: The open file by which timed checks wait for each other.
     """
-    if part.is_timed:
-        broken = set()
-        if compiled := [name for name in names if name.startswith(COMPILED)]:
-            fcntl.flock(turn, fcntl.LOCK_SH)
-            signal.alarm(setting.extent.ready or 0)
+    if part.is_timed and not names[0].startswith(EAGER):
+        fcntl.flock(turn, fcntl.LOCK_SH)
+        signal.alarm(setting.extent.ready or 0)
         trial = dataclasses.replace(setting.extent, rounds=2, host_rounds=2)
-        for name in compiled:
+        broken = set()
+        for name in names:
             for record in _attempt(part, name, dataclasses.replace(setting, extent=trial)):
                 # What lacks memory beside others may have enough alone.
                 if record.get("error") not in (None, "OutOfMemoryError"):

@@ -37,8 +37,9 @@ class FastTwoWayLSTM(FastModule, TwoWayLSTM):
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         ]
         start = x.new_zeros(2, len(lines), self.weight_hh_l0.shape[1])
+        # Without dropout both modes compute the same, and cuDNN's gradients need that of training.
         states, _, _ = torch.lstm(
             lines, (start, start), weights, has_biases=True, num_layers=1, dropout=0.0,
-            train=self.training, bidirectional=True, batch_first=True,
+            train=self.training or torch.is_grad_enabled(), bidirectional=True, batch_first=True,
         )  # fmt: skip
         return states.unflatten(0, x.shape[:2])
