@@ -14,14 +14,13 @@ from torch.nn.modules import module as module_calls
 from backbones.fast.library import load
 from backbones.importing import import_file, read_declarations
 from backbones.layers.eager import is_switched_off
+from backbones.layers.graph_sizes import is_exporting
 from backbones.replace import share_state
 
 M = TypeVar("M", bound=nn.Module)
 FORM = r"^class \w+\(Fast\w+, (\w+)\)"  # the plain class of a form
 # Quantised, sharded and fake tensors define operations of their own.
 ORDINARY = frozenset({Tensor, nn.Parameter})
-# torch 2.6 cannot tell an export from torch.compile: both run the plain forms there.
-is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _FORMS: dict[type[nn.Module], type[FastModule]] = {}
 
 

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# torch 2.6 cannot tell an export from torch.compile.
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
 
 def is_any_size(size: Sequence[int]) -> bool:
     """Return True in an export where a size is a symbol, so that the graph serves any size.
@@ -19,7 +22,7 @@ def is_any_size(size: Sequence[int]) -> bool:
     Compilers may guard on a comparison of sizes and record again; an exported graph would keep the
     answer for ever.
     """
-    return any(isinstance(side, torch.SymInt) for side in size) and torch.compiler.is_exporting()
+    return any(isinstance(side, torch.SymInt) for side in size) and is_exporting()
 
 
 def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
@@ -53,6 +56,27 @@ def whole_window(x: Tensor, sides: Sequence[int]) -> Tensor:
         x = F.pad(x, (0, max(0, sides[1] - width), 0, max(0, sides[0] - height)))
     # In bfloat16, torch 2.12 convolves a single window in channels-last memory wrongly on CPUs.
     return x.contiguous() if height < 2 * sides[0] and width < 2 * sides[1] else x
+
+
+def adaptive_avg_pool(x: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Average the windows of ``adaptive_avg_pool2d``: (..., H, W) -> (..., *sides).
+
+    An export for any size has them as matrices, since ONNX keeps the windows of one size.
+    """
+    if not is_any_size(x.shape[-2:]):
+        return F.adaptive_avg_pool2d(x, sides)
+    rows, columns = (
+        _window_means(side, count, x) for side, count in zip(x.shape[-2:], sides, strict=True)
+    )
+    return rows @ x @ columns.mT
+
+
+def _window_means(length: int, count: int, x: Tensor) -> Tensor:
+    """Return the shares of places in the means of ``count`` windows: (count, length)."""
+    window = torch.arange(count, device=x.device).unsqueeze(1)
+    place = torch.arange(length, device=x.device)
+    start, end = window * length // count, ((window + 1) * length + count - 1) // count
+    return ((place >= start) & (place < end)).to(x.dtype) / (end - start).to(x.dtype)
 
 
 def ceil_div(length: int, divisor: int) -> int:

@@ -51,18 +51,38 @@ def export(request: ExportRequest) -> list[Path]:
         if names and part == "classifier":
             metadata["class_names"] = json.dumps(list(names))
         outputs = output_names(network)
-        _write(request, graph, path, outputs, metadata)
         try:
-            _compare(request, graph, network, path)
-        except NOT_RUN as error:
-            reason = re.sub(r"^\[ONNXRuntimeError\][ :\w]*: ", "", str(error).splitlines()[0])
-            raise ValueError(
-                f"onnxruntime does not run {request.backbone}: {reason[:200]}; export it "
-                "to=torch_export"
-            ) from error
+            _write_compared(request, graph, network, path, outputs, metadata)
+        except ValueError as error:
+            if "height" not in graph.free_axes:
+                raise ValueError(f"{error}; export it to=torch_export") from error
+            request.report(f"{path.name}: any size failed ({error}); recording this one {LONG}")
+            graph = trace(inference_form(network), request, why_fixed=str(error))
+            _write_compared(request, graph, network, path, outputs, metadata)
         files.append(path)
         descriptions.append(Described(path.name, graph, outputs, prepared))
     return [*files, *write_usage(request, descriptions, names)]
+
+
+def _write_compared(
+    request: ExportRequest,
+    graph: Graph,
+    network: nn.Module,
+    path: Path,
+    outputs: Sequence[str],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write a graph and compare the file with the network.
+
+    Raises:
+        ValueError: The graph cannot be written, onnxruntime does not run it, or outputs differ.
+    """
+    _write(request, graph, path, outputs, metadata)
+    try:
+        _compare(request, graph, network, path)
+    except NOT_RUN as error:
+        reason = re.sub(r"^\[ONNXRuntimeError\][ :\w]*: ", "", str(error).splitlines()[0])
+        raise ValueError(f"onnxruntime does not run {request.backbone}: {reason}") from error
 
 
 def _compare(request: ExportRequest, graph: Graph, network: nn.Module, path: Path) -> None:
@@ -75,11 +95,7 @@ def _compare(request: ExportRequest, graph: Graph, network: nn.Module, path: Pat
         with torch.inference_mode():
             expected = list_outputs(network, images)
         subject = f"{path.name} at {batch}x3x{size[0]}x{size[1]}"
-        outputs = _run(session, images)
-        try:
-            check_equal(subject, expected, outputs, TOLERANCE)
-        except ValueError as error:
-            raise ValueError(f"{error}; export it to=torch_export") from error
+        check_equal(subject, expected, _run(session, images), TOLERANCE)
 
 
 def _write(

@@ -52,7 +52,7 @@ class Graph:
     def sizes(self, size: tuple[int, int]) -> list[tuple[int, int, int]]:
         """Return (B, H, W) to compare on: the traced size and, for free axes, others."""
         if "height" not in self.free_axes:
-            return [(2, *size), (1, *size)]
+            return [(2, *size), (1, *size), (3, *size)]
         # Maps of 73 x 99 have odd sides at three of the strides 4, 8, 16, 32.
         return [(2, *size), (1, self.least, self.least), (1, 71, 101), (1, 73, 99), (3, 128, 96)]
 
@@ -63,19 +63,25 @@ def inference_form(network: nn.Module) -> nn.Module:
     return network if is_fused(network) else fuse(network)
 
 
-def trace(network: nn.Module, request: ExportRequest) -> Graph:
+def trace(network: nn.Module, request: ExportRequest, why_fixed: str = "") -> Graph:
     """Record a network with as many free axes as it allows.
 
     Each graph is run on other sizes too, since torch.export may silently fix an axis.
 
+    Args:
+        network: In its ``inference_form``.
+        request: The export.
+        why_fixed: The reason to fix height and width at once; empty to try free ones first.
+
     Raises:
         ValueError: The network cannot be recorded at any size; it names module and operator.
     """
-    why = ""
+    why = why_fixed
     cause: Exception | None = None
     any_size = _with_any_size_pools(network)
     # Named axes must be proved free; if torch's algebra cannot do so, the runs below decide.
-    for axes, has_names in itertools.product((AXES, {0: "batch"}), (True, False)):
+    choices = ({0: "batch"},) if why_fixed else (AXES, {0: "batch"})
+    for axes, has_names in itertools.product(choices, (True, False)):
         recorded = any_size if axes is AXES else network
         try:
             program = _export(recorded, request.images(), axes, has_names, least_side(request))
@@ -83,8 +89,8 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
             why, cause = culprit(recorded, error), error
             request.report(f"free {' and '.join(axes.values())} failed this way; trying the next")
             continue
-        free_axes, why_fixed = tuple(axes.values()), "" if axes is AXES else why
-        graph = Graph(program, free_axes, why_fixed, least_side(request))
+        reason = "" if axes is AXES else why
+        graph = Graph(program, tuple(axes.values()), reason, least_side(request))
         cause = _first_failure(graph, request)
         if cause is None:
             return graph

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from backbones.layers.axes import to_nchw
 from backbones.layers.bounds import check_range
-from backbones.layers.graph_sizes import whole_window
+from backbones.layers.graph_sizes import adaptive_avg_pool, whole_window
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_fan_out
 from backbones.mixer import Mixer
@@ -56,7 +56,9 @@ class ReducedKeys(nn.Module):
             return x.flatten(1, 2)
         maps = to_nchw(x)
         if self.pool is not None:
-            tokens = self.norm(self.sr(F.adaptive_avg_pool2d(maps, self.pool)).flatten(2).mT)
+            tokens = self.norm(
+                self.sr(adaptive_avg_pool(maps, (self.pool, self.pool))).flatten(2).mT
+            )
             return F.gelu(tokens)
         return self.norm(self.sr(whole_window(maps, self.sr.kernel_size)).flatten(2).mT)
 

@@ -20,6 +20,7 @@ Axes: B images, N tokens, E experts of capacity c.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 from backbones.layers.bounds import check_positive, check_range
 from backbones.layers.experts import Experts
+from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.precision import without_autocast
 from backbones.mixer import Mixer
 from backbones.registry import register_mixer
@@ -108,7 +110,7 @@ class SparseMoE(Mixer):
         shares, expert_ids = noisy.softmax(dim=-1).topk(self.selected, dim=-1)
         if self.training and self.balance:
             self.add_penalty(logits, noisy)
-        places = max(1, round(self.selected * count * self.capacity / experts))
+        places = self.places(count)
         index, is_taken = seats(expert_ids, experts, places)
         seated = x.new_zeros(x.shape[0], experts * places + 1, x.shape[-1])
         columns = index.unsqueeze(-1).expand(-1, -1, x.shape[-1])
@@ -117,6 +119,17 @@ class SparseMoE(Mixer):
         back = outputs.gather(1, columns.clamp(max=experts * places - 1))
         weights = (shares.mT.flatten(1) * is_taken).to(x.dtype)
         return (weights.unsqueeze(-1) * back).unflatten(1, (self.selected, count)).sum(1)
+
+    def places(self, count: int) -> int:
+        """Return the tokens that an expert takes of ``count``, half a token to an even number."""
+        if not is_any_size((count,)):
+            return max(1, round(self.selected * count * self.capacity / self.router.out_features))
+        # In whole numbers, since ONNX rounds no sizes.
+        share = Fraction(str(self.capacity)) * self.selected / self.router.out_features
+        whole = count * share.numerator // share.denominator
+        rest = count * share.numerator % share.denominator
+        more = (2 * rest + whole % 2 + share.denominator - 1) // (2 * share.denominator)
+        return torch.sym_max(1, whole + more)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return W x in float32 at least, since rounding would turn choices: (B, N, E)."""

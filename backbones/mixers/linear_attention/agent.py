@@ -9,8 +9,6 @@ Source: Han et al., "Agent Attention: On the Integration of Softmax and Linear A
 2024, https://arxiv.org/abs/2312.08874. 9, 16, 49 and 49 agents by stage, tables of 7x7, 64 channels
 per head and truncated normal values of 0.02 are those of the authors' code for PVT.
 
-ONNX pools the agents rightly at one map size only; export it to torch_export.
-
 Axes: B images, H W map, N tokens, C channels, h heads of d channels, n agents.
 """
 
@@ -24,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.graph_sizes import adaptive_avg_pool
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.mixer import Mixer
@@ -103,7 +102,7 @@ class AgentAttention(Mixer):
         size = (x.shape[1], x.shape[2])
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         local = to_nhwc(self.dwc(to_nchw(v)))
-        agents = to_nhwc(F.adaptive_avg_pool2d(to_nchw(q), self.side))
+        agents = to_nhwc(adaptive_avg_pool(to_nchw(q), (self.side, self.side)))
         q, k, v, agents = (
             split_heads(part.flatten(1, 2), self.num_heads) for part in (q, k, v, agents)
         )
