@@ -53,8 +53,8 @@ def filter_by_matrices(x: Tensor, weights: Tensor) -> Tensor:
 def fourier_matrices(count: int, length: int, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the parts of e^(-2 pi i f t / n), f below ``count``, t below n: (count, n) each."""
     frequency, place = (torch.arange(side, device=x.device) for side in (count, length))
-    whole = place.new_full((), length)  # ONNX takes remainders by tensors alone
-    angle = (2 * math.pi / length) * (frequency.unsqueeze(1) * place % whole).to(x.dtype)
+    period = place.new_full((), length)  # ONNX takes remainders by tensors alone
+    angle = (2 * math.pi / length) * (frequency.unsqueeze(1) * place % period).to(x.dtype)
     return angle.cos(), -angle.sin()
 
 

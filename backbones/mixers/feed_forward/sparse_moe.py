@@ -126,10 +126,10 @@ class SparseMoE(Mixer):
             return max(1, round(self.selected * count * self.capacity / self.router.out_features))
         # In whole numbers, since ONNX rounds no sizes.
         share = Fraction(str(self.capacity)) * self.selected / self.router.out_features
-        whole = count * share.numerator // share.denominator
+        quotient = count * share.numerator // share.denominator
         rest = count * share.numerator % share.denominator
-        more = (2 * rest + whole % 2 + share.denominator - 1) // (2 * share.denominator)
-        return torch.sym_max(1, whole + more)
+        more = (2 * rest + quotient % 2 + share.denominator - 1) // (2 * share.denominator)
+        return torch.sym_max(1, quotient + more)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return W x in float32 at least, since rounding would turn choices: (B, N, E)."""
