@@ -45,6 +45,8 @@ FAMILY = Family(
     metrics=(
         Metric("top1", "top-1 accuracy in %", published="top1", data_set="imagenet"),
         Metric("top5", "top-5 accuracy in %", published="top5"),
+        Metric("balanced_accuracy", "balanced accuracy in %"),
+        Metric("F1", "macro F1 in %"),
         *(Metric(name, text, direction="min") for name, text in CALIBRATION.items()),
         Metric("temperature", "temperature"),
         Metric("mce", direction="min", published="mce", data_set="imagenet_c"),

@@ -20,7 +20,7 @@ from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MulticlassStatScores
 
 from backbones import Backbone
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
@@ -47,6 +47,7 @@ from tasks.engine.drawing import draw_bands
 from tasks.engine.loops.process_exchange import refuse_together
 from tasks.engine.run_folder.atomic_writes import whole_file
 
+LISTED = 50  # classes that a test prints; classes.csv has all
 make_mixup: Any = Mixup  # timm's classes are untyped
 make_erasing: Any = RandomErasing
 
@@ -144,7 +145,8 @@ class ClassificationTask(ClassesTask):
             for k in (1, 5)
             if k < classes
         }
-        return MetricCollection(accuracies)
+        counts = MulticlassStatScores(classes, average="none")
+        return MetricCollection(accuracies | {"counts": counts})
 
     def _check_loss(self, is_mixed: bool) -> None:
         """Refuse a loss that the model or mixup cannot use."""
@@ -185,8 +187,9 @@ class ClassificationTask(ClassesTask):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Return top1, and top5 for more than five classes."""
-        return tuple(str(name) for name in self.accuracy)
+        """Return top1, top5 for more than five classes, balanced accuracy and macro F1."""
+        accuracies = (str(name) for name in self.accuracy if name != "counts")
+        return (*accuracies, "balanced_accuracy", "F1")
 
     def prepare_training(self, datamodule: Any) -> None:
         """Load the teacher, if any, and check that the model can use token labels.
@@ -341,13 +344,38 @@ class ClassificationTask(ClassesTask):
             self.temperature_fit.update(predictions, batch["label"])
 
     def compute_metrics(self) -> dict[str, Tensor]:
-        """Return the accuracies in percent, and in a test the calibration."""
-        figures = {name: 100 * value for name, value in self.accuracy.compute().items()}
+        """Return the accuracies in percent, and in a test the calibration.
+
+        Those of each class become ``class_figures``. Balanced accuracy, the mean recall, and F1 are
+        means over the classes that occur.
+        """
+        metrics = self.accuracy.compute()
+        hits, false_alarms, _, misses, support = metrics.pop("counts").cpu().double().unbind(-1)
+        recalls, scores = hits / support, 2 * hits / (2 * hits + false_alarms + misses)
+        shares = 100 * torch.stack([hits / (hits + false_alarms), recalls, scores], dim=-1)
+        self.class_figures = [
+            {
+                "class": name,
+                "precision": _finite(precision), "recall": _finite(recall), "F1": _finite(score),
+                "images": int(count),
+            }
+            for name, (precision, recall, score), count in zip(
+                self.class_names, shares.tolist(), support.tolist(), strict=True
+            )
+        ]  # fmt: skip
+        means = {"balanced_accuracy": recalls.nanmean(), "F1": scores[support > 0].mean()}
+        metrics |= {name: mean.float().to(self.device) for name, mean in means.items()}
+        figures = {name: 100 * value for name, value in metrics.items()}
         for prefix, calibration in self.calibration.items():
             figures |= {f"{prefix}{name}": value for name, value in calibration.compute().items()}
         if self.calibrate and not self.calibration:
             figures["temperature"] = self.temperature_fit.compute()
         return figures
+
+    def shown_figures(self, mode: str) -> list[Row]:
+        """Return the figures of a few classes, which a test prints; classes.csv has all."""
+        rows = super().shown_figures(mode)
+        return rows if len(rows) <= LISTED else []
 
     def target_state(self) -> dict[str, Any]:
         """Return the classes, and the temperature if one was fitted."""
@@ -451,6 +479,11 @@ class ClassificationTask(ClassesTask):
                 picture = draw_bands(image.float().permute(1, 2, 0).cpu().numpy())
             tiles.append(Tile(picture, self.shown_names[guess], share, right, truth))
         return [contact_sheet(tiles)]
+
+
+def _finite(figure: float) -> float | None:
+    """Return a figure; None for NaN, of a class that does not occur or is not predicted."""
+    return None if math.isnan(figure) else figure
 
 
 def check_token_labels(model: Any, mixup: Any) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score, precision_recall_fscore_support
 from torch import nn
 from torchmetrics import Metric
 
@@ -339,10 +340,10 @@ def test_top1_and_top5():
     ranks = (logits > logits.gather(1, labels[:, None])).sum(1)
     expected = {f"top{k}": 100 * (ranks < k).double().mean().item() for k in (1, 5)}
     figures = task.compute_metrics()
-    assert {name: value.item() for name, value in figures.items()} == pytest.approx(expected)
+    assert {name: figures[name].item() for name in expected} == pytest.approx(expected)
     few = ClassificationTask(nn.Linear(1, 1), "abcde", **RECIPE)
     few.update_metrics({"label": torch.tensor([2])}, torch.eye(5)[2:3])
-    assert few.compute_metrics() == {"top1": 100}
+    assert few.compute_metrics() == dict.fromkeys(few.metric_names, 100)
 
 
 def test_loss_of_validation_is_the_plain_cross_entropy_over_all_images():
@@ -413,3 +414,29 @@ def test_states_of_metrics_keep_their_types_beside_weights_of_any(kind):
         task.loss_count.update(torch.tensor(6400))
     mean = task.loss_sum.compute() / task.loss_count.compute()
     assert mean.item() == pytest.approx(0.7, abs=1e-12)
+
+
+def test_figures_of_classes_equal_scikit_learn_s():
+    """Class d never occurs and c is never predicted."""
+    names = ("a", "b", "c", "d")
+    truth = torch.tensor([0, 0, 0, 1, 1, 2, 2, 0])
+    predicted = torch.tensor([0, 1, 3, 1, 0, 0, 1, 0])
+    task = ClassificationTask(nn.Linear(1, 1), names)
+    logits = torch.eye(4)[predicted]
+    for part in (slice(3), slice(3, None)):
+        task.update_metrics({"label": truth[part]}, logits[part])
+    figures = task.compute_metrics()
+    assert tuple(figures) == task.metric_names == ("top1", "balanced_accuracy", "F1")
+    expected = precision_recall_fscore_support(
+        truth, predicted, labels=range(4), zero_division=np.nan
+    )
+    rows = [
+        [np.nan if row[key] is None else row[key] for key in ("precision", "recall", "F1")]
+        for row in task.class_figures
+    ]
+    np.testing.assert_allclose(np.array(rows).T[:2], 100 * np.array(expected[:2]))
+    np.testing.assert_allclose(np.array(rows).T[2, :3], 100 * expected[2][:3])
+    assert [row["images"] for row in task.class_figures] == expected[3].tolist() == [4, 2, 2, 0]
+    balanced = 100 * balanced_accuracy_score(truth, predicted)
+    assert float(figures["balanced_accuracy"]) == pytest.approx(balanced)
+    assert float(figures["F1"]) == pytest.approx(100 * expected[2][:3].mean())

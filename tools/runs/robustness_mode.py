@@ -88,6 +88,7 @@ def measure(
         if engine.is_global_zero:
             write_results(folder / RESULTS, key, results)
     task.only_classes()
+    task.class_figures = []  # of the last part alone
     values = figures(results, datamodule)
     if engine.is_global_zero:
         show(values, results, datamodule)
