@@ -105,6 +105,15 @@ def test_dense_checkpoints_are_recognised_by_their_tensors(name, options, export
         assert build_export_network(request).content == expected
 
 
+def test_a_detector_s_run_says_that_its_backbone_is_dense(tmp_path):
+    """ResNet has the same tensors in both forms."""
+    path, run = tmp_path / "x.pth", {"task_name": "detection", "backbone": {"name": "resnet18"}}
+    torch.save(create_backbone("resnet18", dense=True).state_dict(), path)
+    request = ExportRequest("onnx", "resnet18", {}, path, run, tmp_path, (64, 64), {})
+    exported = build_export_network(request)
+    assert (exported.content, exported.backbone.dense) == ("dense", True)
+
+
 class Function(nn.Module):
     """A function of images as a module."""
 

@@ -79,6 +79,10 @@ def build_export_network(request: ExportRequest) -> ExportNetwork:
             exported = ExportNetwork("classifier", request.build_backbone(dense=False), None)
             exported.network  # noqa: B018 - draws the classifier right after the backbone, for reproducibility
             return exported
+        if request.run is not None and request.exported_part == "backbone":
+            # Of a detector or segmentor; a timm model may have the same tensors in both forms.
+            converted = convert(request.checkpoint, request.build_backbone(dense=True))
+            return ExportNetwork("dense", converted.backbone, converted)
         dense = _looks_dense(request.checkpoint)
         converted = convert(request.checkpoint, request.build_backbone(dense=dense))
         content = classify_content(converted)
