@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 import timm
@@ -243,6 +245,27 @@ def test_a_folder_opens_in_timm(images, tmp_path):
     # The tasks can read it back.
     again = LinearClassifier.from_pretrained(SMALL, out / "model.safetensors").eval()
     assert torch.equal(again(images), network(images))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", ["resnet18", "mobilenetv3_small_050"])
+def test_a_model_of_timm_leaves_as_timm_s_own(model, tmp_path):
+    network = checkpoint(tmp_path / "last.ckpt", "timm", model=model)
+    out = run_export(
+        tmp_path, "last.ckpt", "backbone=timm", f"backbone.model={model}", "image_size=64"
+    )
+    images = torch.randn(2, 3, 64, 64)
+    torch.save(images, tmp_path / "images.pt")
+    code = (
+        "import sys, timm, torch\n"
+        f"images = torch.load({str(tmp_path / 'images.pt')!r})\n"
+        f"model = timm.create_model('local-dir:{out}', pretrained=True).eval()\n"
+        "assert 'backbones' not in sys.modules\n"
+        f"torch.save(model(images), {str(tmp_path / 'logits.pt')!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), network(images))
+    assert "backbones" not in (out / "README.md").read_text()
 
 
 @pytest.mark.slow

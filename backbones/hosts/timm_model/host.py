@@ -266,6 +266,17 @@ class TimmBackbone(Backbone):
         """Build one linear layer on ``features``."""
         return Classifier(self._width(), num_classes, drop)
 
+    def has_one_linear_classifier(self) -> bool:
+        """Return True if timm's classifier is one linear layer on ``features``, as ours is."""
+        facts = self.facts
+        return (
+            len(facts.classifier) == 1
+            and not facts.has_mlp_head
+            and facts.has_pooling
+            and type(self.network).__name__ not in (*WITHOUT_CLASSIFIER, *READ_PARTS)
+            and isinstance(facts.network.get_submodule(facts.classifier[0]), nn.Linear | nn.Conv2d)
+        )
+
     def _width(self) -> int:
         """Return the channels of ``features``."""
         if self.facts.has_mlp_head:
