@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 from torchvision.ops import nms
 
 from tasks.detection.coco_metric import (
@@ -27,7 +28,6 @@ from tasks.engine.classes import ClassesTask
 from tasks.engine.drawing import Colour, open_upright, side_by_side
 from tasks.engine.run_folder.atomic_writes import whole_file
 
-PREVIEW_SCORE = 0.3
 SAME_PLACE = 0.7  # of two boxes with a larger overlap (IoU) only the surer one is drawn
 
 
@@ -36,6 +36,14 @@ class DetectionTask(ClassesTask):
 
     Our datamodules provide the ground truth: ``annotations`` and ``category_ids``. Without them it
     is read from the batches, as ``collate_detection`` of ``heads.toolkits.samples`` makes them.
+
+    Args:
+        model: Maps batches to losses and detections.
+        class_names: Names of the classes, in label order.
+        optimizer: See ``BaseTask``.
+        schedule: See ``BaseTask``.
+        ema: See ``BaseTask``.
+        threshold: Score above which detections are drawn and counted in lines; files have all.
     """
 
     family = FAMILY
@@ -45,6 +53,21 @@ class DetectionTask(ClassesTask):
         "a detector's losses are over anchors and proposals that training samples at random"
     )
     metric: CocoMetric
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str],
+        *,
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        ema: Mapping[str, Any] | None = None,
+        threshold: float = 0.3,
+    ) -> None:
+        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
+        if not 0 <= threshold < 1:
+            raise ValueError(f"task.threshold must be at least 0 and below 1, got {threshold}")
+        self.threshold = threshold
 
     def prepare_training(self, datamodule: Any) -> None:
         """Read the ground truth before the run starts; one without boxes is refused."""
@@ -118,11 +141,11 @@ class DetectionTask(ClassesTask):
         return results
 
     def answer(self, row: Row) -> str:
-        """Return the number of objects per class with a score above 0.3."""
-        counts = Counter(r["class"] for r in row["detections"] if r["score"] > PREVIEW_SCORE)
+        """Return the number of objects per class with a score above the threshold."""
+        counts = Counter(r["class"] for r in row["detections"] if r["score"] > self.threshold)
         text = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         objects = "object" if counts.total() == 1 else "objects"
-        return f"{counts.total()} {objects} above {PREVIEW_SCORE}{': ' * bool(text)}{text}"
+        return f"{counts.total()} {objects} above {self.threshold}{': ' * bool(text)}{text}"
 
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
         """Write coco_results.json, a list of detections with the data set's category ids."""
@@ -141,7 +164,7 @@ class DetectionTask(ClassesTask):
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
-        """Draw per image the ground truth, if any, and the detections above a score of 0.3.
+        """Draw per image the ground truth, if any, and the detections above the threshold.
 
         Of overlapping detections of any class only the surest is drawn.
         """
@@ -150,7 +173,7 @@ class DetectionTask(ClassesTask):
         pictures = []
         for sample, truth in zip(self.model.predict(batch), truths, strict=True):
             photo = open_upright(sample.img_path)
-            preds = _to_draw(sample.pred_instances).cpu()
+            preds = _to_draw(sample.pred_instances, self.threshold).cpu()
             captions = [
                 f"{self.class_names[label]} {score:.2f}"
                 for label, score in zip(preds.labels.tolist(), preds.scores.tolist(), strict=True)
@@ -174,7 +197,7 @@ class DetectionTask(ClassesTask):
         return draw_instances(photo, boxes, labels, names, colours, masks)
 
 
-def _to_draw(instances: Any) -> Any:
+def _to_draw(instances: Any, threshold: float) -> Any:
     """Select the detections to draw: sure ones, without those that overlap a surer one."""
-    instances = instances[instances.scores > PREVIEW_SCORE]
+    instances = instances[instances.scores > threshold]
     return instances[nms(instances.bboxes.float(), instances.scores.float(), SAME_PLACE)]

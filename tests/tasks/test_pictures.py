@@ -261,7 +261,7 @@ def test_only_the_surest_of_overlapping_detections_is_drawn():
         bboxes=boxes, labels=torch.tensor([0, 1, 0, 0]), scores=torch.tensor([0.4, 0.9, 0.8, 0.2])
     )
     # The first overlaps the second, of another class; the last has a low score.
-    assert _to_draw(found).scores.tolist() == pytest.approx([0.9, 0.8])
+    assert _to_draw(found, 0.3).scores.tolist() == pytest.approx([0.9, 0.8])
 
 
 def test_colours_stay_distinct_and_bright():
