@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ REQUIREMENTS = [
     Requirement(line)
     for lines in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     for line in lines
+    if not line.startswith("mixerlab[")
 ]
 PINS = packages.read_pins()
 
@@ -385,3 +388,80 @@ def test_ci_prints_the_closing_line_of_pytest_last(tmp_path, status):
     )
     assert (run.returncode == 0) == (status == 0)
     assert run.stdout.splitlines()[-1] == closing
+
+
+def run_mixerlab(python, *words, cwd):
+    """Run the command ``mixerlab`` of an installation, and return what it prints."""
+    done = subprocess.run(
+        [python.parent / "mixerlab", *words], cwd=cwd, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_command_lists_the_tools_and_refuses_others(tmp_path):
+    code = "import sys, mixerlab; sys.exit(mixerlab.main())"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def answer(*words):
+        return subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=tmp_path, capture_output=True, text=True, env=environment,
+        )  # fmt: skip
+
+    listed = answer("--help").stdout
+    for file in (ROOT / "tools").glob("[!_]*.py"):
+        assert f"\n  {file.stem} " in listed
+    refused = answer("sing")
+    assert refused.returncode == 2
+    assert refused.stderr == "error: 'sing' is no command; mixerlab --help lists them\n"
+    assert "usage: doctor.py" in answer("doctor", "--help").stdout
+
+
+@pytest.mark.slow
+def test_a_wheel_trains_predicts_and_exports_from_any_folder(tmp_path):
+    """In an environment that has the packages, but no checkout; nothing is written into it."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", tmp_path, ROOT]
+    subprocess.run(pip, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert names == {"mixerlab", wheel.name.partition("-py3")[0] + ".dist-info"}
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    python = tmp_path / "env/bin/python"
+    (site,) = (tmp_path / "env").glob("lib/python3*/site-packages")
+    # A folder that is named in a file brings no editable installation along.
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", wheel]
+    subprocess.run(pip, check=True)
+    files = {path: path.stat().st_mtime for path in site.rglob("*") if path.suffix != ".pyc"}
+
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "tasks.py").write_text("raise SystemExit('shadowed')")
+    run_mixerlab(python, "run", "backbone=deit_t_afbo", "trainer.max_steps=1",
+                 "trainer.limit_val_batches=1", cwd=folder)  # fmt: skip
+    run = "outputs/classification/deit_t_afbo/latest"
+    picture = next((folder / run / "preview").glob("*.png"))
+    run_mixerlab(python, "run", "mode=predict", f"ckpt={run}", f"input={picture}", cwd=folder)
+    run_mixerlab(python, "export", f"ckpt={run}", "to=timm", "out=exported", cwd=folder)
+    script = (
+        "import mixerlab; task = mixerlab.load('outputs/classification/deit_t_afbo/latest')\n"
+        "import backbones.timm_models, timm\n"
+        "assert backbones.__file__.endswith('mixerlab/backbones/__init__.py')\n"
+        "timm.create_model('local-dir:exported', pretrained=True)"
+    )
+    subprocess.run([python, "-P", "-c", script], cwd=folder, check=True)
+    after = {path: path.stat().st_mtime for path in site.rglob("*") if path.suffix != ".pyc"}
+    assert {path for path in after if after[path] != files.get(path) and path.is_file()} == set()
+
+
+def test_all_extras_are_listed_where_they_are_promised():
+    extras = set(PROJECT["optional-dependencies"])
+    page = (ROOT / "docs/get_started/installation.md").read_text(encoding="utf-8")
+    table = page.partition("| extra | serves |")[2]
+    assert (
+        set(re.findall(r"`([\w]+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.M)))) == extras
+    )
+    (everything,) = PROJECT["optional-dependencies"]["all"]
+    assert Requirement(everything).extras == extras - {"all", "docs", "dev", "fla", "points"}
+    installed = re.search(r"^extras=(.*)", (ROOT / "tools/install.sh").read_text(), re.M)
+    assert set(installed[1].split(",")) <= extras

@@ -16,6 +16,7 @@ from typing import Literal
 from tools.cli.paths import ROOT
 
 VENV = ROOT / ".venv"
+OWN = "mixerlab"  # which one of its extras asks for, with others
 IN_VENV = Path(sys.prefix).resolve() == VENV
 
 # Features that need a package; packages without an entry serve the features of their group.
@@ -100,7 +101,7 @@ def read_requirements(path: Path = ROOT / "pyproject.toml") -> dict[str, list[st
     requirements: dict[str, list[str]] = {}
     for group, lines in groups.items():
         names = [normalise(re.split(r"[\s<>=!~;\[]", line)[0]) for line in lines]
-        requirements[group] = [name for name in names if name not in earlier_names]
+        requirements[group] = [name for name in names if name not in earlier_names | {OWN}]
         earlier_names.update(names)
     return requirements
 
