@@ -5,7 +5,6 @@ import random
 import shutil
 import subprocess
 import sys
-import warnings
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,6 @@ import tasks
 from backbones import create_backbone
 from datamodules import ClassFoldersDataModule
 from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
-from datamodules.files import decoding
 from datamodules.files.bands import Statistics, measure, parse_bands, read_bands, read_shape
 from datamodules.images.band_transforms import Jitter, eval_transform, train_transform
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
@@ -459,17 +457,3 @@ def expected_loss(folder, root):
         for batch in data.val_dataloader()
     ]
     return float(sum(losses) / len(data.dataset("val")))
-
-
-def test_values_of_12_bits_read_as_8_bits_give_one_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoding, "_dark", [])
-    for name, greatest in (("deep", 60000), ("dark", 4000)):
-        Image.fromarray(np.full((4, 4), greatest, np.uint16)).save(tmp_path / f"{name}.png")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        decoding.load_rgb(tmp_path / "deep.png", upright=False)
-    with pytest.warns(UserWarning, match=r"largest value is 4000, .*pass data.bands=1"):
-        decoding.load_rgb(tmp_path / "dark.png", upright=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        decoding.load_rgb(tmp_path / "dark.png", upright=False)

@@ -24,33 +24,12 @@ from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
 from datamodules.images.transforms import BoundedResize
 from datamodules.loading import memory
-from datamodules.loading.memory import check_fits_memory, format_bytes, machine_memory
 from tests.errors import refuses
 
 
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(memory, "machine_memory", lambda: 4 * 10**9)
-
-
-def test_formatted_sizes(monkeypatch, tmp_path):
-    found = [format_bytes(size) for size in (0, 999, 1000, 25_340_000_000, 3.22e14, 10**18)]
-    assert found == ["0 bytes", "999 bytes", "1.0 KB", "25.3 GB", "322 TB", "1,000 PB"]
-    total = machine_memory()
-    assert total > 10**8
-    limit = tmp_path / "memory.max"
-    for text, expected in (("max\n", total), ("12345678\n", 12345678), (str(2**62), total)):
-        limit.write_text(text)
-        monkeypatch.setattr(memory, "LIMITS", (limit, tmp_path / "none"))
-        machine_memory.cache_clear()
-        assert machine_memory() == expected
-    machine_memory.cache_clear()
-
-
-def test_sizes_above_memory_are_rejected(small):
-    check_fits_memory("a batch", 4 * 10**9, "lower it")
-    message = r"^a batch takes 5\.0 TB, but this machine has 4\.0 GB .*; lower it$"
-    refuses(message, check_fits_memory, "a batch", 5 * 10**12, "lower it")
 
 
 @pytest.mark.parametrize(

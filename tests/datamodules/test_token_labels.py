@@ -15,7 +15,7 @@ from datamodules.images import token_labels
 from datamodules.images.class_folders import ClassFoldersDataModule
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.images.token_labels import MOVES, LabelledTransform, move_map
-from datamodules.images.transforms import LightAugmentation, PaperAugmentation
+from datamodules.images.transforms import PaperAugmentation
 from heads.dense_logits import dense_logits
 from tests.datamodules.loading import ready
 from tests.errors import refuses
@@ -99,14 +99,6 @@ def test_released_boxes_swap_rows_and_columns():
     assert torch.equal(boxes[1], boxes[0][[1, 0, 3, 2]])
     assert not torch.equal(*boxes)
     assert (boxes[0][2:] > boxes[0][:2]).all()
-
-
-@pytest.mark.parametrize(
-    "augmentation", [LightAugmentation(), PaperAugmentation(auto_augment="augmix-m5-w4-d2")]
-)
-def test_unsupported_augmentations_are_rejected(augmentation):
-    with pytest.raises(ValueError, match=r"pass data\.augmentation\._target_=.*PaperAugmentation"):
-        LabelledTransform(augmentation, 32, "maps")
 
 
 @pytest.fixture
@@ -195,12 +187,6 @@ def test_damaged_and_missing_maps_are_rejected(root, maps, tmp_path, monkeypatch
     with pytest.raises(FileNotFoundError, match=r"none does not exist; data\.token_labels="):
         gone.check_files()
     assert next(iter(gone.val_dataloader()))["image"].ndim == 4  # evaluation needs no label maps
-
-
-def test_recipes_with_required_maps_stop_only_training(root):
-    made = ready(data, root, "required")
-    assert next(iter(made.val_dataloader()))["image"].ndim == 4
-    refuses(r"pass data\.token_labels=<folder of label maps> .* or ", made.check_files)
 
 
 @pytest.fixture
