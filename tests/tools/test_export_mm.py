@@ -1,13 +1,9 @@
 """Our backbones in the MM toolkits, exports to them, and the way back."""
 
-import copy
-import dataclasses
 import json
-import pickle
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +15,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from backbones import create_backbone
-from backbones.registry import look_up
 from datamodules.files import load_rgb
 from heads.linear import LinearClassifier
 from tests.families import HOSTS, SMALLEST, by_turns, drawn, rest_slow, rest_slow_pairs
@@ -47,12 +42,10 @@ from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import backbones.mm
 from tasks.engine.optimisation.param_groups import parameter_rules
-from tools.exports import standalone
 from tools.exports.mm_configs import training_config
 from tools.exports.requests import MARK, new_folder
 from tools.exports.standalone import check_standalone
 
-ROOT = Path(__file__).resolve().parents[2]
 TOOLKITS = ("mmdet", "mmseg", "mmpretrain")
 # The smallest of each family, each with another mixer.
 QUICK = ("deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu")
@@ -83,20 +76,6 @@ def run_export(tmp_path, *typed):
     return tmp_path / "out"
 
 
-@pytest.mark.slow
-def test_names_resolve_in_every_scope_whatever_is_imported_first():
-    script = (
-        "import sys, heads, backbones.mm\n"
-        "assert not {'mmdet', 'mmseg', 'mmpretrain'} & sys.modules.keys()\n"
-        "import importlib\n"
-        "for toolkit in ('mmseg', 'mmpretrain', 'mmdet'):\n"
-        "    models = importlib.import_module(f'{toolkit}.registry').MODELS\n"
-        "    assert models.build({'type': 'deit_t'}).name == 'deit_t'\n"
-    )
-    command = [sys.executable, "-c", script]
-    subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "HOME": "/tmp"}, check=True)
-
-
 def test_taken_names_are_rejected():
     MODELS.register_module("taken_by_others", module=nn.Identity)
     with pytest.raises(ValueError, match=r"has a taken_by_others from torch\.nn.* already"):
@@ -111,15 +90,6 @@ def test_maps_equal_those_of_the_backbone(name):
     theirs.load_state_dict(ours.state_dict())
     expected = tuple(ours(images())[index] for index in (3, 1))
     torch.testing.assert_close(theirs(images()), expected, rtol=0, atol=0)
-
-
-def test_a_copy_or_pickle_is_a_toolkits_backbone_too():
-    backbone = build("swin_t_afbo", out_indices=(1, 2), frozen_stages=1).eval()
-    for again in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone))):
-        assert type(again) is type(backbone)
-        with torch.no_grad():
-            torch.testing.assert_close(again(images()), backbone(images()), rtol=0, atol=0)
-        assert not again.train().patch_embed.training
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -147,15 +117,6 @@ def test_as_many_parameters_are_frozen_as_in_the_toolkits_swin(stages):
     assert frozen(ours) == frozen(theirs)
     dropped = [m.training for m in ours.modules() if type(m).__name__ == "DropPath"]
     assert not any(dropped[: len(dropped) * max(stages, 0) // 4])
-
-
-def test_frozen_stages_and_norms_stay_in_evaluation():
-    backbone = build("sbm_t", frozen_stages=1, norm_eval=True, drop_path_rate=0.5).train()
-    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert norms
-    assert not any(m.training for m in norms)
-    assert not any(m.training for m in backbone.stages[0].modules() if m is not backbone.stages[0])
-    assert all(m.training for m in backbone.stages[1][1].modules())
 
 
 @pytest.mark.parametrize(
@@ -200,34 +161,6 @@ def test_init_cfg_of_another_model_is_rejected(tmp_path):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             build(name, init_cfg=init | change).init_weights()
-
-
-@pytest.mark.slow
-def test_the_average_of_mmengines_ema_is_loaded(tmp_path):
-    from mmengine.hooks import EMAHook
-    from mmengine.model import ExponentialMovingAverage
-
-    model = nn.Module()
-    model.backbone = build("sbm_t")
-    hook = EMAHook()
-    hook.ema_model = ExponentialMovingAverage(model, update_buffers=True)
-    average = {k: v.clone() for k, v in model.state_dict().items()}
-    for parameter in model.parameters():
-        parameter.data.add_(1)  # the average lags behind
-    content = {"state_dict": model.state_dict()}
-    hook.before_save_checkpoint(None, content)
-    torch.save(content, tmp_path / "epoch_1.pth")
-    back = create_backbone("sbm_t", dense=True, pretrained=tmp_path / "epoch_1.pth").state_dict()
-    assert all(value.equal(average[f"backbone.{key}"]) for key, value in back.items())
-
-
-def test_other_initialisations_are_mmengines():
-    init = {"type": "Constant", "layer": "Linear", "val": 0.25, "bias": 0.5}
-    backbone = build("swin_t", init_cfg=init)
-    backbone.init_weights()
-    linear = backbone.layers[0].blocks[0].mlp.fc1
-    assert (linear.weight == 0.25).all()
-    assert (linear.bias == 0.5).all()
 
 
 @pytest.mark.parametrize(
@@ -282,30 +215,6 @@ def test_the_toolkits_layer_decay_asks_the_backbone(scope, constructor, paramwis
         assert rates[id(parameter)] == pytest.approx(0.5 ** (13 - layer)), name
 
 
-def test_layer_decay_of_another_depth_is_rejected_and_convnext_is_left_to_the_toolkit():
-    from mmdet.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMDETS
-
-    class ConvNeXt(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)])])
-
-    def groups(backbone, **paramwise):
-        model = nn.Module()
-        model.backbone = backbone
-        constructor = MMDETS.get("LearningRateDecayOptimizerConstructor")
-        config = {"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 1.0}}
-        with DefaultScope.overwrite_default_scope("mmdet"):
-            return constructor(config, paramwise)(model).optimizer.param_groups
-
-    ours = build("swin_t", "mmdet")
-    with pytest.raises(ValueError, match="swin_t has 12 blocks; set num_layers=12"):
-        groups(ours, decay_rate=0.9, num_layers=6)
-    by_stage = groups(ours, decay_rate=0.5, decay_type="stage_wise")
-    assert {group["lr"] for group in by_stage} == {0.5**k for k in range(1, 6)}
-    assert {g["lr"] for g in groups(ConvNeXt(), decay_rate=0.5, num_layers=6)} == {0.5**6}
-
-
 @pytest.mark.parametrize(
     ("to", "name"),
     rest_slow_pairs(
@@ -340,12 +249,6 @@ def run_readme(folder, picture=None):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_the_readme_of_a_backbone_builds_its_model(tmp_path, capsys):
-    folder = run_export(tmp_path, "backbone=poolformer_s12", "to=mmdet", SIZE)
-    assert run_readme(folder) == "MaskRCNN"
 
 
 def test_the_folder_is_whole_or_absent_and_only_an_exports_is_replaced(
@@ -425,15 +328,6 @@ def test_wrong_arguments_name_the_valid_ones(capsys, typed, said):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_the_table_tries_each_pair(capsys):
-    typed = ["list", "backbone=deit_t,posmlp_t", "to=mmdet,mmpretrain", "format=json"]
-    assert export.main(typed) == 0
-    records = json.loads(capsys.readouterr().out)
-    assert [record["backbone"] for record in records] == ["deit_t", "posmlp_t"]
-    assert all(record["mmdet"] == record["mmpretrain"] == "yes" for record in records)
-
-
 def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
     import mmdet
 
@@ -459,36 +353,6 @@ def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
     assert set(config.optim_wrapper.optimizer) == {"type", "lr", "betas", "weight_decay"}
 
 
-@pytest.mark.parametrize("num_classes", [2, 5, 6])
-def test_mmpretrain_evaluates_few_classes(num_classes):
-    from mmpretrain.registry import METRICS
-    from mmpretrain.structures import DataSample
-
-    from tools.exports.mm_configs import dataset_config
-
-    config = dataset_config("mmpretrain", num_classes=num_classes)
-    assert config["val_evaluator"]["topk"] == ((1, 5) if num_classes > 5 else (1,))
-    with DefaultScope.overwrite_default_scope("mmpretrain"):
-        metric = METRICS.build(config["val_evaluator"])
-    sample = DataSample().set_gt_label(1).set_pred_score(torch.eye(num_classes)[1])
-    metric.process(None, [sample.to_dict()])
-    assert metric.evaluate(1)["accuracy/top1"] == 100
-
-
-@pytest.mark.parametrize(("data", "zero"), [("ADE20KDataModule", True), ("VOCDataModule", False)])
-def test_label_0_of_an_exported_segmentor_equals_that_of_its_data(data, zero):
-    import datamodules
-    from tools.exports.mm_configs import _steps, dataset_config
-
-    module = getattr(datamodules, data)(None)
-    module.predict_only(["a", "b"])
-    config = dataset_config("mmseg", module)
-    found = [config[f"{split}_dataloader"]["dataset"] for split in ("train", "val", "test")]
-    found += [step for step in _steps(config) if "reduce_zero_label" in step]
-    assert len(found) > 3
-    assert {item["reduce_zero_label"] for item in found} == {zero}
-
-
 @pytest.mark.slow
 def test_a_standalone_export_opens_in_a_fresh_interpreter(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # `out` becomes relative for another folder
@@ -501,27 +365,6 @@ def test_a_standalone_export_opens_in_a_fresh_interpreter(tmp_path, monkeypatch)
     (copied / "mm.py").write_text("raise ImportError('changed')")
     with pytest.raises(ValueError, match=r"(?s)the copied package fails: .*changed"):
         check_standalone(folder, folder / "deit_t_afbo.pth", torch.zeros(1, 3, 64, 64), [])
-
-
-def test_a_mixer_outside_the_package_is_rejected(tmp_path, monkeypatch):
-    name, host = "deit_t_afbo", look_up("deit_t")[0]
-    build = types.FunctionType((lambda: None).__code__, {}, "build")
-    build.__module__ = "mine.mixers"
-    outside = dataclasses.replace(host, build=build)
-    monkeypatch.setattr(standalone, "look_up", lambda _: (outside, "afbo"))
-    with pytest.raises(ValueError, match=r"needs the module mine\.mixers; move that into"):
-        standalone.write_standalone(name, {}, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_may_be_named_from_where_one_is(tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    for out in ("mine", "../beside"):
-        typed = ["backbone=deit_t", "backbone.img_size=64", "to=mmpretrain", f"out={out}", SIZE]
-        assert export.main(typed) == 0
-        config = Config.fromfile(Path(out) / "config.py")
-        assert Path(config.model.backbone.init_cfg.checkpoint).is_file()
 
 
 def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 from timm.data import create_dataset, resolve_model_data_config
-from timm.data.readers.class_map import load_class_map
 from timm.optim import create_optimizer_v2
 
 import backbones.timm_models
@@ -15,7 +14,7 @@ import tasks
 from backbones import create_backbone, list_backbones, register_mixer
 from backbones.mixers.ffn import FFN
 from backbones.registry import look_up
-from backbones.timm_models import TimmModel, around, timm_name
+from backbones.timm_models import TimmModel, timm_name
 from heads.linear import LinearClassifier
 from tests.families import drawn, rest_slow
 from tests.numbered import (
@@ -23,12 +22,10 @@ from tests.numbered import (
     TEXT,
     classifier,
     prepared,
-    save_foreign,
     save_ours,
     write_folders,
 )
 from tools import export
-from tools.exports.class_lists import write_class_map
 
 SMALL = "deit_t_afbo"
 
@@ -121,18 +118,6 @@ def test_features_are_the_maps(images, name):
     assert all(not list(backbone.get_submodule(part).parameters()) for part in unused)
 
 
-@torch.no_grad()
-def test_some_features_and_intermediates(images):
-    net = timm.create_model(SMALL, features_only=True, dense=True, out_indices=(1, -1)).eval()
-    assert [tuple(x.shape) for x in net(images)] == [(2, 256, 8, 12), (2, 256, 2, 3)]
-    assert net.feature_info.reduction() == [8, 32]
-    model = timm.create_model("mixerlab_poolformer_s12", num_classes=10).eval()
-    features, maps = model.forward_intermediates(images, indices=2)
-    assert torch.equal(model.forward_head(features), model(images))
-    only = model.forward_intermediates(images, indices=[2, 3], intermediates_only=True)
-    torch.testing.assert_close(only, maps, rtol=0, atol=0)
-
-
 def test_the_input_and_the_decay_of_weights_and_layers():
     with torch.device("meta"):
         model = timm.create_model(SMALL, num_classes=10)
@@ -147,14 +132,6 @@ def test_the_input_and_the_decay_of_weights_and_layers():
     assert {group["lr_scale"] for group in groups} == {0.5**i for i in range(14)}
     head = next(g for g in groups if any(p is model.classifier.weight for p in g["params"]))
     assert head["lr_scale"] == 1.0
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_weights_of_a_plain_host_may_surround_a_new_mixer(tmp_path):
-    plain = checkpoint(tmp_path / "plain.pth", "deit_t").backbone
-    around = from_file(tmp_path / "plain.pth")
-    assert torch.equal(around.backbone.pos_embed, plain.pos_embed)
 
 
 @torch.no_grad()
@@ -204,33 +181,6 @@ def test_impossible_options_are_rejected(options, message):
         timm.create_model(SMALL, **options)
 
 
-def test_unsupported_requests_are_rejected(images):
-    with torch.device("meta"):
-        model = timm.create_model(SMALL)
-        with pytest.raises(ValueError, match="has its own pooling, got global_pool='avg'"):
-            model.reset_classifier(10, "avg")
-        dense = timm.create_model(SMALL, dense=True)
-    with pytest.raises(ValueError, match=r"output_fmt='NCHW', .* got output_fmt='NHWC'"):
-        model.forward_intermediates(images, output_fmt="NHWC")
-    with pytest.raises(ValueError, match="norm=True if it was built with dense=True"):
-        model.forward_intermediates(images, norm=True)
-    with pytest.raises(ValueError, match="build it with dense=False"):
-        dense.reset_classifier(10)
-
-
-@torch.no_grad()
-def test_a_resnets_pooling_is_exported(images):
-    """A run stores ``global_pool``, which is also an argument of timm's models."""
-    chosen = {"global_pool": "max", "num_classes": 4}
-    model = around(create_backbone("resnet18", global_pool="max"), chosen).eval()
-    again = timm.create_model("mixerlab_resnet18", **chosen).eval()
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(model(images), again(images))
-    assert torch.equal(again.backbone.embed(images), again.backbone(images)[-1].amax((2, 3)))
-    with pytest.raises(ValueError, match="has its own pooling, got global_pool='avg'"):
-        again.reset_classifier(4, "avg")
-
-
 @torch.no_grad()
 def test_a_folder_opens_in_timm(images, tmp_path):
     network = checkpoint(tmp_path / "last.ckpt")
@@ -243,17 +193,6 @@ def test_a_folder_opens_in_timm(images, tmp_path):
     # The tasks can read it back.
     again = LinearClassifier.from_pretrained(SMALL, out / "model.safetensors").eval()
     assert torch.equal(again(images), network(images))
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_a_folder_of_a_backbone_for_dense_prediction(images, tmp_path):
-    backbone = create_backbone(SMALL, dense=True, mixer={"g2": 6}).eval()
-    state = {f"backbone.{key}": value for key, value in backbone.state_dict().items()}
-    torch.save({"state_dict": state | {"roi_head.weight": torch.ones(1)}}, tmp_path / "det.pth")
-    out = run_export(tmp_path, "det.pth", "backbone.mixer.g2=6", "image_size=64x96")
-    found = tuple(opened(out, features_only=True)(images))
-    torch.testing.assert_close(found, tuple(backbone(images)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("to", ["timm", "torch_export", "mmdet"])
@@ -284,15 +223,6 @@ def test_every_host_and_mixer_keep_their_outputs_in_timm(name, images):
     torch.testing.assert_close(tuple(net(images)), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_labels_of_a_checkpoint_of_ours_go_along(tmp_path):
-    checkpoint(tmp_path / "last.ckpt", num_classes=3, img_size=64)
-    content, names = torch.load(tmp_path / "last.ckpt"), ["ant", "bee", "cat"]
-    torch.save(content | {"class_names": names}, tmp_path / "last.ckpt")
-    out = run_export(tmp_path, "last.ckpt", "backbone.img_size=64", "image_size=64")
-    assert json.loads((out / "config.json").read_text())["label_names"] == names
-    assert list(opened(out).pretrained_cfg["label_names"]) == names
-
-
 @torch.no_grad()
 def test_numbered_folders_score_in_timm(tmp_path):
     """Follows timm's validate.py: its dataset, with the class map that the README names."""
@@ -311,16 +241,6 @@ def test_numbered_folders_score_in_timm(tmp_path):
 
     assert top1() == pytest.approx(100 / 12)
     assert top1(class_map=str(out / "class_map.txt")) == 100
-
-
-def test_class_maps_hold_all_names_or_are_left_out(tmp_path):
-    names = (" ant", "bee\nwasp", "cat")
-    (file,) = write_class_map(tmp_path, names)
-    assert load_class_map(str(file)) == {" ant": 0, "bee\nwasp": 1, "cat": 2}
-    save_foreign(LinearClassifier(create_backbone(SMALL, img_size=64), 3), tmp_path / "timm.pth")
-    out = run_export(tmp_path, "timm.pth", "backbone.img_size=64", "image_size=64")
-    assert "does not name its classes" in (out / "README.md").read_text()
-    assert not list(out.glob("class_map*"))
 
 
 def test_a_loaded_task_exports_itself_from_any_folder(trained, tmp_path, monkeypatch):

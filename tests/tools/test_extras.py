@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,7 +14,7 @@ from lightning.pytorch import Callback
 
 from tasks.engine.callbacks.loggers import LEAST_SPACE, TensorBoardLog, read_rows
 from tasks.engine.callbacks.monitors import GradientNorm
-from tasks.engine.callbacks.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
+from tasks.engine.callbacks.profiling import Unprofiled
 from tests.runs import (
     arguments,
     command,
@@ -107,15 +106,6 @@ def test_wrong_profilers_and_loggers_are_one_sentence(tmp_path, monkeypatch):
             loggers.make_loggers(given, tmp_path, {})
 
 
-def test_a_profile_is_kept_whole_and_its_top_printed(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    lines = [f"line {number}" for number in range(SHOWN_LINES + 5)]
-    show(tmp_path, "\n".join(lines))
-    assert (tmp_path / PROFILE).read_text().splitlines() == lines
-    assert lines[SHOWN_LINES - 1] in caplog.text
-    assert lines[SHOWN_LINES] not in caplog.text
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("sample_cache")
 def test_a_run_with_everything(tmp_path, capsys, caplog):
@@ -159,19 +149,6 @@ def test_the_norm_equals_that_of_all_gradients():
     assert logged == [({"train/gradient_norm": pytest.approx(8**0.5)}, 4)]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("sample_cache")
-def test_torch_profile_shows_operators_of_training(tmp_path, capsys, caplog):
-    caplog.set_level(logging.INFO)
-    typed = arguments("classification", tmp_path, "trainer.profiler=pytorch", "logger=csv")
-    folder = run_here(typed, capsys).folder()
-    table = (folder / "profile.txt").read_text()
-    assert "aten::addmm" in table
-    assert "backward" in table
-    assert "aten::addmm" in caplog.text
-    assert (folder / "trace.json").stat().st_size > 1000
-
-
 @pytest.mark.parametrize("name", loggers.MAKERS)
 def test_a_read_only_store_is_refused_before_data_are_read(name, tmp_path, capsys, monkeypatch):
     refuse = mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
@@ -183,16 +160,6 @@ def test_a_read_only_store_is_refused_before_data_are_read(name, tmp_path, capsy
     assert re.match(
         rf"error: logger={name} cannot write .*{os.strerror(errno.EROFS)}.*logger=csv", said
     )
-
-
-@pytest.mark.parametrize(
-    ("address", "path"),
-    [("sqlite:////a/b.db", "/a/b.db"), ("sqlite:///b.db", "b.db"), ("sqlite:///:memory:", None),
-     ("/a/mlruns", "/a/mlruns"), ("mlruns", "mlruns"), ("file:///a/mlruns", "/a/mlruns"),
-     ("http://a:5000", None), ("postgresql://a/b", None), ("databricks://a", None)],
-)  # fmt: skip
-def test_stores_of_mlflow_on_this_machine(address, path):
-    assert loggers._local_path(address) == (path and Path(path))
 
 
 def test_a_full_disk_drops_a_log(tmp_path, caplog, monkeypatch):
@@ -208,59 +175,6 @@ def test_a_full_disk_drops_a_log(tmp_path, caplog, monkeypatch):
         assert caplog.text.count("No space left on device") == 1
         assert "training continues" in caplog.text
     assert not list(tmp_path.iterdir())
-
-
-def test_a_failing_log_is_dropped_and_training_continues(caplog):
-    caplog.set_level(logging.INFO)
-
-    def no_server():
-        raise ConnectionError("no answer")
-
-    log = loggers.RemoteLog("wandb", no_server)
-    for step in range(3):
-        log.log_metrics({"x": 1.0}, step)
-    log.close("success")
-    assert caplog.text.count("stopped, training continues: no answer") == 1
-
-
-def log_twice(folder, name, **options):
-    """Log a run and its resumed continuation as a run does."""
-    config = composed("backbone=deit_t")
-    for steps in ((0, 1), (1, 2)):
-        (log,) = loggers.make_loggers({name: options}, folder, config)
-        with loggers.closing_loggers([log]):
-            log.resume_at(steps[0])
-            for step in steps:
-                log.log_metrics({"train/loss": 1.0 + step, "epoch": 0}, step)
-            assert not log._failed
-
-
-@pytest.mark.slow
-def test_wandb_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)  # online mode, but without a server
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    log_twice(tmp_path, "wandb", project="p", tags=["x"])
-    runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
-    own = (tmp_path / "wandb_run.txt").read_text().strip()
-    assert {name.rpartition("-")[2] for name in runs} == {own}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "file store", "sqlite:///{}/some.db"])
-def test_mlflow_offline(address, tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    address = address.format(tmp_path).replace("file store", f"{tmp_path}/runs")
-    log_twice(tmp_path, "mlflow", tracking_uri=address)
-    from mlflow import MlflowClient
-
-    store, run = (tmp_path / "mlflow_run.txt").read_text().split()
-    client = MlflowClient(store)
-    assert {point.step for point in client.get_metric_history(run, "train/loss")} == {0, 1, 2}
-    assert client.get_run(run).data.params["backbone.name"] == "deit_t"
-    assert client.get_run(run).info.status == "FINISHED"
 
 
 def tensorboard_points(folder):

@@ -15,7 +15,6 @@ from PIL import Image
 from tasks.engine.family import find_family
 from tools import analyse
 from tools.analyses import Analysis, Findings, analyses, page
-from tools.analyses.elements import MOST_ROWS, table
 
 # Any Chromium.
 BROWSER = next(
@@ -200,35 +199,10 @@ def test_content_of_the_page_of_a_finished_and_an_unfinished_run(written):
     parse_page(text)
 
 
-def test_long_tables_are_folded_and_cut():
-    columns = {"a": ("a", "{}")}
-    assert "<details" not in table([{"a": 1}] * 3, columns)
-    long = table([{"a": 1}] * (MOST_ROWS + 1), columns)
-    assert f"Table of {MOST_ROWS + 1} rows" in long
-    assert "1 more row left out" in long
-    assert long.count("<tr>") == MOST_ROWS + 1
-    assert table([], columns) == ""
-
-
 def test_a_browser_without_network_shows_the_page(written, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(read_page(written))
     check_shown(path, tmp_path, pictures=5)
-
-
-def test_a_browser_reports_a_broken_page(written, tmp_path):
-    """The check above detects broken images, errors, references and overflow."""
-    path = tmp_path / "report.html"
-    broken = (
-        '<img src="data:image/png;base64,AAAA"><img src="https://example.org/x.png">'
-        '<p style="width:900px">wide</p><script>nothing_of_this_name()</script></body>'
-    )
-    path.write_text(read_page(written).replace("</body>", broken))
-    seen = min(render_page(path, tmp_path), key=lambda one: one["window"])
-    assert (seen["decoded"], seen["failed"]) == (5, 2)
-    assert seen["others"] == ["https://example.org/x.png"]
-    assert "nothing_of_this_name" in seen["faults"][0]
-    assert seen["document"] > seen["window"]
 
 
 @pytest.mark.slow

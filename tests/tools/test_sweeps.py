@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from backbones import list_backbones
 from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
 from tools import run
@@ -17,15 +16,6 @@ from tools.config import overrides
 from tools.config import run_config as run_config
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
-
-
-@pytest.mark.slow
-def test_a_pattern_stands_for_the_names_that_it_matches():
-    command = overrides.read_command(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
-    names = command.words[0].removeprefix("backbone=").split(",")
-    assert names == [*list_backbones("swin_t*"), "deit_t"]
-    assert overrides.swept_keys(command.words) == ["backbone", "seed"]
-    assert len(command.jobs) == 5 * len(names)
 
 
 def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
@@ -55,16 +45,6 @@ def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
 def test_mistakes_are_one_sentence(typed, message):
     with pytest.raises(ValueError, match=message):
         overrides.read_command(typed)
-
-
-@pytest.mark.slow
-def test_a_sweep_ends_with_its_table(tmp_path):
-    typed = [*SHORTEST, "backbone=deit_t", "seed=range(2)", f"output_dir={tmp_path}"]
-    ended = command(["-m", *typed], cwd=tmp_path)
-    assert (ended.status, ended.err) == (0, "")
-    heading, row = ended.out.strip().splitlines()[-2:]
-    assert heading.split()[:4] == ["backbone", "runs", "top1", "+-"]
-    assert row.split()[:2] == ["deit_t", "2"]
 
 
 @pytest.mark.parametrize(
@@ -114,24 +94,6 @@ def test_sweeps_over_groups_take_the_options_of_a_single_command(typed):
     assert command.hydra_arguments()[0] == "-m"
     (words,) = [word for word in command.hydra_arguments() if word.startswith("+job=")]
     assert [shlex.split(text) for text in parse(words).sweep_string_iterator()] or words
-
-
-def test_removals_of_a_sweep_are_removed_from_each_run():
-    typed = ["-m", "experiment=afbo_t7_*", "~schedule.min_lr", "seed=0,1"]
-    jobs = overrides.read_command(typed).jobs
-    assert len(jobs) == 10
-    for job in (jobs[0], jobs[-1]):
-        assert "min_lr" not in run_config.job_config(job)["schedule"]
-
-
-@pytest.mark.slow
-def test_a_sweep_over_experiments_ends_with_its_plot(tmp_path):
-    names = "experiment=afbo_t2_deit_t,afbo_t2_deit_t_afbo"
-    typed = [*SHORTEST, names, "schedule.min_lr=0", "data=sample_classification",
-             "schedule.warmup=0", f"output_dir={tmp_path}"]  # fmt: skip
-    ended = command(["-m", *typed], cwd=tmp_path)
-    assert ended.status == 0, ended.err
-    assert list(tmp_path.rglob("results_classification_experiment.png"))
 
 
 @pytest.mark.parametrize("mode", ["fit", "test"])
@@ -207,9 +169,3 @@ def test_a_setting_wrong_in_all_runs_ends_a_sweep_at_once(wrong, said, monkeypat
 def test_sweeps_are_counted_before_they_are_made(typed, message):
     with pytest.raises(ValueError, match=message):
         overrides.read_command(["-m", *typed])
-
-
-def test_a_sweep_prints_its_number_of_runs(capsys):
-    overrides.read_command(["-m", "seed=range(0,100)", "optimizer.lr=1e-3,1e-4"])
-    overrides.read_command(["-m", "backbone=deit_t"])
-    assert capsys.readouterr().out == "Sweep of 200 runs\nSweep of 1 run\n"
