@@ -15,7 +15,6 @@ from tasks.classification.task import ClassificationTask
 from tasks.engine.callbacks import checkpoints as keeping
 from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.callbacks.monitors import TopCheckpoints
-from tasks.engine.checkpoints import files as checkpoint_io
 from tasks.engine.checkpoints.data_position import Position
 from tasks.engine.checkpoints.files import AtomicCheckpointIO
 from tests.families import rest_slow_pairs
@@ -202,16 +201,6 @@ def test_without_a_clock_the_end_of_an_epoch_comes_before_its_validation(train):
     assert checkpoint(folder)["global_step"] == EPOCH
 
 
-@pytest.mark.parametrize(
-    ("given", "steps"),
-    [({"max_steps": 4}, 4), ({"max_epochs": 1, "check_val_every_n_epoch": 5}, EPOCH)],
-)
-def test_a_short_run_leaves_a_last_and_a_best_checkpoint(train, given, steps):
-    _, folder = train("run", **given)
-    assert [checkpoint(folder, name)["global_step"] for name in ("last", "best")] == [steps] * 2
-    assert [row["step"] for row in rows(folder) if "val/top1" in row] == [steps - 1]
-
-
 def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(train, caplog):
     _, whole = train("whole")
     _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
@@ -262,18 +251,6 @@ def test_an_option_selects_the_files_of_a_finished_run(train, keep, left, more, 
         assert evaluated[0].name == ("last.ckpt" if keep == "last" else "best.ckpt")
 
 
-def test_the_previous_checkpoint_stays_if_the_last_is_unreadable(train, monkeypatch, caplog):
-    def refuse(path):
-        raise DamagedCheckpoint(f"{path} is damaged")
-
-    monkeypatch.setattr(checkpoint_io, "open_own", refuse)
-    monkeypatch.setattr(trainers, "evaluate", lambda *_: {})
-    with caplog.at_level("INFO"):
-        _, folder = train("run", every=1e-9, max_epochs=1)
-    assert kept(folder) == {"best.ckpt", "last.ckpt", "last.previous.ckpt"}
-    assert "last.ckpt is damaged. last.previous.ckpt stays" in caplog.text
-
-
 def test_a_checkpoint_keeps_the_foreign_files_that_it_names(train, tmp_path, caplog):
     """The checkpoint claims a best checkpoint elsewhere, and the run improves on it."""
     foreign = [tmp_path / "precious.ckpt", tmp_path / "precious.txt"]
@@ -291,16 +268,6 @@ def test_a_checkpoint_keeps_the_foreign_files_that_it_names(train, tmp_path, cap
         train("broken", resume=True)
         assert [one.read_text() for one in foreign] == ["precious"] * 2
         assert kept(broken) == {"best.ckpt", "last.ckpt"}
-
-
-@pytest.mark.parametrize("name", ["../a.ckpt", "last.ckpt", "a.txt"])
-def test_only_the_best_checkpoints_of_a_run_are_removed(name, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    path = tmp_path / "checkpoints" / name
-    path.write_text("precious")
-    with pytest.raises(ValueError, match="is not a best checkpoint in"):
-        AtomicCheckpointIO(tmp_path / "checkpoints").remove_checkpoint(path)
-    assert path.read_text() == "precious"
 
 
 def test_a_lower_number_of_best_checkpoints_removes_the_surplus(train, tmp_path):

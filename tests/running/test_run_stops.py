@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -105,19 +104,6 @@ def two_runs(tmp_path, *more):
     return command(whole), typed
 
 
-@pytest.mark.slow
-def test_two_stopped_processes_resume_exactly(tmp_path):
-    """SIGTERM reaches the first process only; both save, stop and resume."""
-    whole, typed = two_runs(tmp_path)
-    process, _ = training(typed, tmp_path / "broken")
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=300)
-    assert (process.returncode, err) == (143, "")
-    ended = command([*typed, "resume=true"])
-    assert (ended.status, ended.err) == (0, "")
-    assert same(weights(ended.folder()), weights(whole.folder()))
-
-
 def children_of(process):
     pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in pids if "run.py" in Path(f"/proc/{pid}/cmdline").read_text()]
@@ -171,29 +157,6 @@ def test_a_killed_process_ends_the_run_in_one_line(
     assert ("lower data.num_workers" in err) == bool(workers)
     assert len(err.splitlines()) == 1
     assert trainer == "cpu" or len(children) == 1
-
-
-@pytest.mark.slow
-def test_a_port_in_use_is_named(tmp_path, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("MASTER_PORT", str(port))
-        ended = command(arguments("classification", tmp_path, trainer="ddp_cpu"))
-    assert ended.status == 2
-    assert ended.err.startswith("error: the port through which")
-    assert f"(MASTER_PORT: {port})" in ended.err
-    assert len(ended.err.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_an_evaluation_at_once(trained, tmp_path):
-    folder = trained("classification").folder()
-    typed = arguments("classification", tmp_path, "mode=test", f"ckpt={folder}")
-    process = start(typed)
-    assert process.stdout.readline().startswith("Sample data in")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
-    assert (process.returncode, err) == (130, "")
 
 
 @pytest.fixture

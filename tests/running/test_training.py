@@ -11,15 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import Callback
-from timm.models.inception_v3 import InceptionA
 
 from tasks.classification.task import ClassificationTask
 from tasks.engine.callbacks.checkpoints import KeepLast
-from tasks.engine.callbacks.loggers import TensorBoardLog, read_rows
+from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.callbacks.monitors import StopEarly, TopCheckpoints
-from tasks.engine.callbacks.progress import ChannelsLast
 from tasks.engine.checkpoints.entries import EMA, UNREPORTED
-from tasks.engine.loops.process_exchange import gather_objects
 from tasks.engine.loops.signals import STOP, RunStopped
 from tasks.engine.optimisation.optimizer import SCHEDULE_FREE, build_optimizer
 from tests.families import rest_slow, rest_slow_pairs
@@ -148,13 +145,6 @@ class TestTraining:
         torch.testing.assert_close(
             self.weights(last, "last"), self.weights(usual, "last"), rtol=1e-9, atol=1e-9
         )
-
-    def test_padded_pooling_in_channels_last_memory_is_named(self, caplog):
-        for module in (torch.nn.AvgPool2d(3), InceptionA(8, 4)):
-            ChannelsLast().setup(None, module, "fit")
-            assert ("inception_v3 pools with padding" in caplog.text) == hasattr(
-                module, "branch1x1"
-            )
 
     def test_the_log_on_disk_covers_the_steps_of_a_checkpoint(self, train, monkeypatch):
         """A kill right after it loses no row, since finished steps are not repeated."""
@@ -292,24 +282,6 @@ class TestTraining:
             state = model.state_dict()
             assert all(torch.equal(state[key], value) for key, value in reported.items())
 
-    def test_both_are_evaluated_by_their_own_predictions(self, train):
-        """The average's figures equal those of a separate validation."""
-
-        def figures(folder, name):
-            return [row[name] for row in read_rows(folder / "metrics.csv") if name in row]
-
-        _, alone = train("alone", ema={"decay": 0.7})
-        _, both = train("both", ema={"decay": 0.7, "report": "best"})
-        _, plain = train("plain")
-        assert figures(alone, "val/top1") == figures(both, "val/top1_ema")
-        assert figures(plain, "val/top1") == figures(both, "val/top1_weights")
-        assert len(figures(alone, "val/top1")) == 3
-
-    def test_a_slow_average_is_logged(self, train, caplog):
-        caplog.set_level("INFO")
-        train("run", ema={"decay": 0.99996}, max_epochs=1)
-        assert caplog.text.count("task.ema.decay=0.99996 is slow for 6 steps") == 1
-
     def test_the_average_is_evaluated_and_loaded_and_leaves_training_unchanged(self, train):
         _, plain = train("plain", accumulate_grad_batches=2)
         _, folder = train("average", ema={"decay": 0.9}, accumulate_grad_batches=2)
@@ -416,24 +388,3 @@ class TestTraining:
 
         with pytest.raises(ValueError, match=r"model\.net\.0\.bias contains NaN or Inf"):
             train("run", extra=[Spoil()])
-
-
-class TestLogs:
-    def test_tensorboard_leaves_one_file(self, tmp_path):
-        log = TensorBoardLog(tmp_path / "tb")
-        log.log_hyperparams({"a": 1})
-        assert not (tmp_path / "tb").exists()
-        for step in range(3):
-            log.log_metrics({"loss": 1.0, "epoch": 0}, step=step)
-        log.finalize("success")
-        log.log_metrics({"test": 1.0}, step=3)
-        log.finalize("success")
-        (file,) = (tmp_path / "tb").iterdir()
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        events = EventAccumulator(str(file)).Reload()
-        assert set(events.Tags()["scalars"]) == {"loss", "test"}
-
-
-def test_gathering_in_one_process_is_a_list_of_one():
-    assert gather_objects({"a": 1}) == [{"a": 1}]

@@ -1,11 +1,9 @@
 """Pictures of predictions: their content and its position."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageFont
 from torch import nn
 
 from datamodules import ADE20KDataModule, CocoDataModule, ImageFolderDataModule, SampleSegmentation
@@ -14,14 +12,13 @@ from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from tasks.classification import task as classification
 from tasks.classification.contact_sheet import (
     CAPTION_COLOURS,
-    TRUTH_COLOUR,
     Tile,
     contact_sheet,
 )
 from tasks.classification.task import ClassificationTask
 from tasks.detection.instance_drawing import draw_instances
 from tasks.detection.task import DetectionTask
-from tasks.engine.drawing import overlap, shorten
+from tasks.engine.drawing import shorten
 from tasks.segmentation.segment_drawing import draw_segments, inmost
 from tasks.segmentation.task import IGNORED, SegmentationTask
 from tests.runs import RECIPE
@@ -46,16 +43,6 @@ def drawn(monkeypatch):
     tiles = []
     monkeypatch.setattr(classification, "contact_sheet", tiles.extend)
     return tiles
-
-
-def test_pictures_without_a_label_are_neither_right_nor_wrong(drawn):
-    task = ClassificationTask(Guess(torch.eye(3)), "abc", **RECIPE)
-    batch = {"image": torch.zeros(3, 3, 8, 8), "label": torch.tensor([-1, 1, 0])}
-    task.preview(batch, ImageFolderDataModule())
-    share = torch.eye(3)[0].softmax(0)[0].item()
-    assert [tile[1::2] for tile in drawn] == [("a", None), ("b", True), ("c", False)]
-    assert [tile.truth for tile in drawn] == [None, None, "a"]
-    assert [tile.share for tile in drawn] == pytest.approx([share] * 3)
 
 
 @pytest.mark.parametrize("augmentation", [PaperAugmentation, LightAugmentation])
@@ -171,20 +158,6 @@ def test_positions_of_boxes_masks_and_the_untinted_background():
 LONG = "American Staffordshire terrier, Staffordshire terrier"
 
 
-def test_a_tile_shows_probability_and_truth_within_its_width():
-    grey = Image.new("RGB", (8, 8), (128, 128, 128))
-    sheet, other = (
-        np.array(contact_sheet([Tile(grey, LONG, share, False, LONG), Tile(grey, "a", 1.0, True)]))
-        for share in (0.87, 0.13)
-    )
-    # Two lines below the first tile.
-    for top, colour in ((6 + 128, CAPTION_COLOURS[False]), (6 + 128 + 17, TRUTH_COLOUR)):
-        assert (sheet[top : top + 17, 6 : 6 + 128] == colour).all(-1).any()
-    # The gap between tiles stays empty.
-    assert (sheet[6 + 128 : 6 + 128 + 34, 6 + 128 : 6 + 134] == 255).all()
-    assert not np.array_equal(other, sheet)
-
-
 def test_names_of_segments_stand_inside_their_largest_part():
     ring = np.zeros((60, 80), bool)
     ring[5:55, 5:75] = True
@@ -208,48 +181,6 @@ def test_names_of_segments_stand_inside_their_largest_part():
     assert ring[int(middle[0]), int(middle[1])]
 
 
-def test_captions_are_separate_and_within_the_picture():
-    boxes = [[0, 0, 60, 30], [1, 1, 61, 31], [70, 50, 79, 59]]
-    canvas = Image.new("RGB", (80, 60), "white")
-    drawn = np.array(draw_instances(canvas, boxes, [0, 1, 2], [LONG, LONG, LONG], PALETTE))
-    for label in range(3):
-        filled = (drawn == PALETTE[label]).all(-1)
-        rows = np.flatnonzero(filled.sum(axis=1) > 100)  # pixels of the caption's area
-        assert len(rows) >= 8, f"caption {label} is covered"
-
-
-@pytest.fixture
-def boxes_of_texts(monkeypatch):
-    """Record the boxes of drawn texts, which must be apart."""
-    noted, text = [], ImageDraw.ImageDraw.text
-
-    def draw(self, place, words, **options):
-        given = {key: options[key] for key in ("font", "anchor") if key in options}
-        noted.append(self.textbbox(place, words, **given))
-        text(self, place, words, **options)
-
-    monkeypatch.setattr(ImageDraw.ImageDraw, "text", draw)
-    yield noted
-    assert not any(overlap(a, b) for a, b in itertools.combinations(noted, 2))
-
-
-@pytest.mark.parametrize("count", [3, 12, 400])
-def test_captions_of_a_crowd_are_separate_or_left_out(count, boxes_of_texts):
-    boxes = [[100 + i % 3, 60 + i % 5, 140, 100] for i in range(count)]
-    draw_instances(Image.new("RGB", (320, 240)), boxes, [0] * count, ["cat 0.9"] * count, PALETTE)
-    assert min(count, 12) <= len(boxes_of_texts) <= count
-
-
-def test_names_of_small_parts_are_separate(boxes_of_texts):
-    rows, columns = np.indices((240, 320))
-    labels = (rows // 12 % 4) * 4 + columns // 8 % 4
-    labels[:100] = labels[160:] = 16
-    draw_segments(
-        Image.new("RGB", (320, 240)), labels, [f"class {i}" for i in range(17)], palette(17)
-    )
-    assert len(boxes_of_texts) > 3
-
-
 def test_only_the_surest_of_overlapping_detections_is_drawn():
     pytest.importorskip("mmdet")
     from mmengine.structures import InstanceData
@@ -262,10 +193,3 @@ def test_only_the_surest_of_overlapping_detections_is_drawn():
     )
     # The first overlaps the second, of another class; the last has a low score.
     assert _to_draw(found).scores.tolist() == pytest.approx([0.9, 0.8])
-
-
-def test_colours_stay_distinct_and_bright():
-    colours = palette(40)
-    assert len(set(colours)) == 40
-    levels = [round(max(colour) / 255, 2) for colour in colours[-10:]]
-    assert levels == [0.95, 0.65] * 5
