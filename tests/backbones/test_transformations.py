@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from backbones.fast import switched_off
 from backbones.layers.recomputation import recompute
-from backbones.mixers.token_mlps.cycle_fc import CycleFC
 from tests.forms import FORMS, build_fast, compiled, every_form
 from tests.tensors import build_mixer, tokens
 
@@ -139,15 +138,6 @@ def test_operators_name_unsupported_gradients(name, form):
         close(at_once[0][2], torch.autograd.grad(y, x, directions[2])[0])
 
 
-@every_form
-def test_a_recomputed_mixer_may_be_differentiated_again(name, form):
-    (x, _), mixer = given(), recompute(build(name, form))
-    leaf = x.requires_grad_()
-    y = mixer(leaf).square().sum()
-    first = torch.autograd.grad(y, leaf, retain_graph=True)
-    close(torch.autograd.grad(y, leaf), first)
-
-
 @pytest.mark.parametrize(
     ("name", "form", "mode"),
     [
@@ -201,11 +191,3 @@ def test_a_recomputed_mixer_is_fast_as_it_was(monkeypatch):
     monkeypatch.setattr(type(mixer), "compute", lambda *a: calls.append(1) or compute(*a))
     recompute(mixer.train())(x.requires_grad_()).sum().backward()
     assert len(calls) == 2
-
-
-def test_cycle_fc_in_many_directions():
-    layer = CycleFC(6, 1).double()
-    x = torch.randn(2, 3, 4, 6, dtype=torch.float64)
-    at_once = torch.autograd.functional.jacobian(layer, x, vectorize=True)
-    close(at_once, torch.autograd.functional.jacobian(layer, x))
-    close(torch.func.jacfwd(layer)(x), at_once)
