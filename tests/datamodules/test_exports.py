@@ -213,11 +213,3 @@ def test_other_formats_are_named_and_rejected(tmp_path, file, message):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("{}")
     rejected(tmp_path, f"{message}.*unsupported; export COCO or YOLO")
-
-
-@pytest.mark.parametrize("name", ["label_studio_json", "labelme"])
-def test_json_files_in_utf_16_are_recognised(name, tmp_path):
-    root = unpack(name, tmp_path)
-    for file in root.rglob("*.json"):
-        file.write_bytes(file.read_text().encode("utf-16"))
-    assert open_export(root, "auto") is not None

@@ -314,28 +314,3 @@ def test_imagenets_shards_have_its_classes(tmp_path):
     for split in ("train", "validation"):
         pack(tmp_path / f"imagenet1k-{split}-0000.tar", content)
     assert ready(tmp_path, num_classes=1000).class_names == SYNSETS
-
-
-NAMED = {"n01440764": (2, 10, 33, 104), "n01443537": (1, 20, 200)}
-
-
-@pytest.mark.parametrize("layout", ["folders", "numbers"])
-def test_a_share_has_the_images_of_class_folders(layout, tmp_path):
-    for split in SPLITS:
-        content = {}
-        for label, (synset, numbers) in enumerate(NAMED.items()):
-            folder = tmp_path / "folders" / split / synset
-            folder.mkdir(parents=True)
-            for name in (f"{synset}_{number}" for number in numbers):
-                (folder / f"{name}.JPEG").write_bytes(PIXELS)
-                if layout == "folders":
-                    content[f"{synset}/{name}.JPEG"] = PIXELS
-                else:
-                    content |= {f"{name}.jpg": 0, f"{name}.cls": str(label)}
-        pack(tmp_path / "tars" / split / f"{split}-0000.tar", dict(reversed(content.items())))
-    for share in (0.5, 0.3):
-        found = []
-        for make, root in ((reference, "folders"), (ready, "tars")):
-            data = make(tmp_path / root, train_share=share).dataset("train")
-            found.append({Path(data.describe(index)).stem for index in range(len(data))})
-        assert found[0] == found[1]

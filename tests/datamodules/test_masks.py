@@ -270,20 +270,6 @@ def test_wrong_colours_are_rejected(tmp_path, options, message):
     rejected(SegmentationFolderDataModule, tmp_path, message, **{**given, **options})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, r"labels \[3\], but 3 classes are labelled 0 to 2; for .* pass data\.values"),
-        ({"values": [0, 4, 5]}, r"have data\.values=\[0, 4, 5\], and \[255\] are ignored$"),
-        ({"classes": ["a", "b"], "values": [0, 255]}, r"=\[0, 255\]; 1-bit masks have 0 and 1"),
-    ],
-)
-def test_other_labels_name_the_option(tmp_path, options, message):
-    masks(folder(tmp_path), lambda path, _: png(path, np.full(SIZE, 3), 8))
-    with pytest.raises(ValueError, match=message):
-        ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
-
-
 def save_rotated(pixels, path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -329,11 +315,3 @@ def test_masks_are_rotated_by_their_own_exif_data(tmp_path, caplog, size):
     found = truths(data)[str(tmp_path / "images/val/0.png")]
     assert np.array_equal(found, shown[..., 0] // 200)
     assert not [line for line in logged_lines(data, caplog) if "EXIF" in line]
-
-
-def test_masks_of_unrotated_pixels_are_rejected(tmp_path):
-    shown = make_rotated(tmp_path, 6)
-    png(tmp_path / "masks/val/0.png", np.rot90(shown[..., 0] // 200), 2)
-    data = ready(SegmentationFolderDataModule, tmp_path)
-    for read in (data.check_files, lambda: list(data.val_dataloader())):
-        refuses(r"rotated by its EXIF data: .*exiftool -Orientation=", read)

@@ -117,20 +117,6 @@ def test_broken_files_are_named(name, content, message, tmp_path):
     refuses(rf"{name} .*{message}.*", read_cloud, tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [3, [1], {}, {"coord": "abc"}, {"coord": torch.eye(3).to_sparse()},
-     {"coord": torch.eye(3).bfloat16()}, {"coord": torch.eye(3, requires_grad=True)},
-     {"coord": torch.eye(3), "color": np.float64(1)}, np.array(["a", "b", "c"])[None],
-     np.zeros(3, dtype=[("x", "f4")])],
-    ids=lambda content: str(type(content).__name__),
-)  # fmt: skip
-def test_foreign_content_is_named(content, tmp_path):
-    path = tmp_path / ("a.npy" if isinstance(content, np.ndarray) else "a.pth")
-    np.save(path, content) if path.suffix == ".npy" else torch.save(content, path)
-    refuses(rf"^[^\n]*{path.name} is not a readable cloud[^\n]*$", read_cloud, path)
-
-
 def test_properties_of_other_tools_are_read(tmp_path):
     for fields in (("x", "y", "z", "r", "g", "b", "classification"),
                    ("X", "Y", "Z", "Red", "Green", "Blue", "scalar_Classification")):  # fmt: skip

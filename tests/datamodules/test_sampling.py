@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from datamodules.base import BaseDataModule
-from datamodules.images.base import ImageDataModule
 from datamodules.loading.sampling import EpochSampler, EvalSampler, SeededDataset
 from tests.datamodules import loading
 
@@ -170,15 +169,3 @@ def test_processes_share_the_samples(monkeypatch):
     assert evaluated == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
     assert not set(trained[0]) & set(trained[1])
     assert len(trained[0]) == len(trained[1]) == 4
-
-
-def test_misuse_is_explained():
-    for name in ("batch_size", "eval_batch_size", "num_workers"):
-        value = -1 if name == "num_workers" else 0
-        with pytest.raises(ValueError, match=rf"data\.{name}={value} is too low"):
-            NoiseModule(None, **{"batch_size": 3, name: value})
-    assert NoiseModule(None, batch_size=3).eval_batch_size == 3
-    with pytest.raises(ValueError, match=r"setup\(\)"):
-        ImageDataModule("unused", batch_size=1).num_classes  # noqa: B018
-    with pytest.raises(ValueError, match=r"setup\(\)"):
-        NoiseModule("unused", batch_size=1).train_dataloader()

@@ -235,24 +235,3 @@ def test_annotating_rejects_wrong_input(root, small, tmp_path, capsys):
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())
     check_error("a/0.jpg and a/0.png would share one label map", here, *teacher)
     assert not (tmp_path / "maps").exists()
-
-
-def test_maps_name_the_order_of_their_classes(root, small, tmp_path, capsys):
-    for split in ("train", "val"):
-        for name, new in zip("abc", ("1", "10", "2"), strict=True):
-            (root / split / name).rename(root / split / new)
-    (root / "train/10/0.jpg").rename(root / "train/10/close.jpg")
-    typed = [f"root={root}", "teacher=test_resnet", "top=2", f"checkpoint={small}"]
-    text, natural = tmp_path / "maps", tmp_path / "natural"
-    with pytest.warns(UserWarning, match="teacher .* lacks class names.*class_order=nat"):
-        assert main([*typed, f"out={text}"]) == 0
-    checked(root, text)
-    with pytest.raises(ValueError, match="label maps of these classes in another order; pass the"):
-        checked(root, text, class_order="natural")
-    assert main([*typed, f"out={text}", "class_order=natural"]) == 2
-    assert "label maps of these classes in another order" in capsys.readouterr().err
-    assert main([*typed, f"out={natural}", "class_order=natural"]) == 0
-    checked(root, natural, class_order="natural")
-    (natural / "classes.json").write_text('["1"]')
-    with pytest.raises(ValueError, match=r"classes\.json lists 1 classes, not the 3 of the data"):
-        checked(root, natural, class_order="natural")

@@ -114,21 +114,6 @@ def test_a_blocked_result_leaves_the_others(name, closing, capsys):
         assert (folder / other).is_file() == (other != name)
 
 
-def test_results_leave_the_targets_of_links_unchanged(closing, tmp_path):
-    folder, close = closing
-    foreign, names = tmp_path / "foreign", ("curves.png", "classes.csv", "summary.json")
-    foreign.mkdir()
-    for name in names:
-        (foreign / name).write_text("mine")
-        (folder / name).symlink_to(foreign / name)
-    (folder / "preview").symlink_to(foreign)
-    with pytest.raises(OSError, match="preview is a link and is not followed"):
-        close()
-    found = {path.name: path.read_text() for path in foreign.iterdir()}
-    assert found == dict.fromkeys(names, "mine")
-    assert json.loads((folder / "summary.json").read_text())["metrics"] == {"top1": 1.0}
-
-
 def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypatch):
     draw(monkeypatch)
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss\n0,0,1.0\n1,0,0.5\n")

@@ -1,9 +1,7 @@
 """Several processes: launchers, random numbers, and equality with one process."""
 
 import os
-import signal
 import threading
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,15 +23,11 @@ from tests.runs import (
     SCENES,
     SMALLEST,
     TINY,
-    arguments,
     command,
     completed,
     run_here,
-    session_processes,
     single_words,
-    start,
     summary,
-    wait_for,
 )  # fmt: skip
 from tools.cli import processes
 from tools.cli.processes import check_trainer
@@ -279,42 +273,6 @@ def test_a_process_that_fails_before_training_ends_all(how, pair, tmp_path, monk
     assert bool(err) == bool(said) == (tmp_path / "error.txt").exists()
 
 
-STUCK = """
-import time
-from pathlib import Path
-from heads.linear import LinearClassifier
-from tasks.engine.loops import signals
-
-loss, steps = LinearClassifier.loss, iter(range(10000))
-signals.STEP = 3.0
-
-def stuck(self, batch):
-    if next(steps) == 3 and os.environ.get("LOCAL_RANK") == "1":
-        Path(FOLDER, "stuck").touch()
-        time.sleep(1000)
-    return loss(self, batch)
-
-LinearClassifier.loss = stuck
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("to", ["first", "group"])
-def test_a_signal_ends_a_process_that_waits_for_another(to, tmp_path, write_script):
-    more = ["++data.train_copies=4", "trainer.log_every_n_steps=1"]
-    typed = arguments("classification", tmp_path / "runs", *more, trainer="ddp_cpu")
-    process = start(typed, script=write_script(STUCK), start_new_session=True)
-    wait_for(process, (tmp_path / "stuck").exists)
-    time.sleep(2)
-    (os.kill if to == "first" else os.killpg)(process.pid, signal.SIGTERM)
-    _, err = process.communicate(timeout=40)
-    assert process.returncode == 143
-    assert "a step that waits for another process" in err
-    until = time.monotonic() + 10
-    while left := session_processes(process.pid):
-        assert time.monotonic() < until, left
-
-
 def losses(row):
     return {name: value for name, value in row.items() if "loss" in name}
 
@@ -405,22 +363,6 @@ def test_two_processes_measure_the_same_as_one(family, more, tmp_path, capsys):
     typed = ["mode=test", f"ckpt={ended.folder()}", "trainer=cpu", f"output_dir={tmp_path / 'one'}"]
     alone = summary(completed(typed, capsys).folder())["metrics"]
     assert alone == pytest.approx(summary(ended.folder())["metrics"], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_compiled_processes_have_the_losses_of_plain_ones(tmp_path, monkeypatch):
-    compiled = tmp_path / "inductor"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
-    more = ["trainer.log_every_n_steps=1", "backbone.drop_path_rate=0.0", "trainer.max_steps=2"]
-    rows = []
-    for word in ("false", "true"):
-        own = [*more, f"trainer.compile={word}"]
-        ended = command(arguments("classification", tmp_path / word, *own, trainer="ddp_cpu"))
-        assert ended.status == 0, ended.err
-        assert bool(list(compiled.rglob("*.so"))) == (word == "true")
-        rows.append(read_rows(ended.folder() / "metrics.csv"))
-    for plain, other in zip(*rows, strict=True):
-        assert losses(other) == pytest.approx(losses(plain), rel=1e-4)
 
 
 NEAR = """

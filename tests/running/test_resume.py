@@ -3,7 +3,6 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -15,8 +14,6 @@ from tasks.classification.task import ClassificationTask
 from tasks.engine.callbacks import checkpoints as keeping
 from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.callbacks.monitors import TopCheckpoints
-from tasks.engine.checkpoints.data_position import Position
-from tasks.engine.checkpoints.files import AtomicCheckpointIO
 from tests.families import rest_slow_pairs
 from tests.running.tiny import tiny_data, tiny_task
 from tests.runs import same
@@ -251,25 +248,6 @@ def test_an_option_selects_the_files_of_a_finished_run(train, keep, left, more, 
         assert evaluated[0].name == ("last.ckpt" if keep == "last" else "best.ckpt")
 
 
-def test_a_checkpoint_keeps_the_foreign_files_that_it_names(train, tmp_path, caplog):
-    """The checkpoint claims a best checkpoint elsewhere, and the run improves on it."""
-    foreign = [tmp_path / "precious.ckpt", tmp_path / "precious.txt"]
-    for path in foreign:
-        path.write_text("precious")
-    _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
-    last = broken / "checkpoints" / "last.ckpt"
-    content = AtomicCheckpointIO().load_checkpoint(last)
-    (state,) = content["callbacks"].values()
-    for path in (f"{broken}/checkpoints/../../precious.ckpt", str(foreign[1]), str(last)):
-        named = {"best_model_path": path, "kth_best_model_path": path, "last_model_path": path}
-        scores = {path: torch.tensor(-1.0)}
-        state |= {**named, "best_k_models": scores, "best_model_score": torch.tensor(-1.0)}
-        AtomicCheckpointIO().save_checkpoint(content, last)
-        train("broken", resume=True)
-        assert [one.read_text() for one in foreign] == ["precious"] * 2
-        assert kept(broken) == {"best.ckpt", "last.ckpt"}
-
-
 def test_a_lower_number_of_best_checkpoints_removes_the_surplus(train, tmp_path):
     """Two validations an epoch have files of their own."""
     tops = []
@@ -285,20 +263,6 @@ def test_a_lower_number_of_best_checkpoints_removes_the_surplus(train, tmp_path)
     assert len(before) == 3
     (best,) = scores(1, resume=True)
     assert best >= before[-1]
-
-
-@pytest.mark.slow
-def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(train):
-    _, long = train("long", max_epochs=5)
-    first, folder = train("run", max_epochs=2)
-    second, _ = train("run", resume=True, max_epochs=5)
-    assert (len(first), len(second)) == (2 * EPOCH, 3 * EPOCH)
-    expected, own = (
-        {row["step"]: row["train/lr"] for row in rows(run)[2 * EPOCH :] if "train/lr" in row}
-        for run in (long, folder)
-    )
-    assert own == expected
-    assert len(own) == 3 * EPOCH
 
 
 @pytest.mark.parametrize(
@@ -379,9 +343,3 @@ def test_states_of_users_callbacks_are_resumed(train):
         after = Remembers(value)
         train(folder.name, resume=True, extra=[after], max_epochs=2)
         torch.testing.assert_close(after.loaded, value)
-
-
-@pytest.mark.parametrize("value", [np.float64(3), object(), Path("a"), {1: [Position]}])
-def test_a_state_of_more_than_plain_values_is_refused_by_its_callback(train, value):
-    with pytest.raises(ValueError, match="the state of the callback Remembers holds a "):
-        train("run", extra=[Remembers(value)], max_epochs=1)

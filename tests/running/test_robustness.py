@@ -8,12 +8,10 @@ import pytest
 import torch
 import yaml
 
-from backbones import create_backbone
 from datamodules import RobustnessDataModule
 from datamodules.corruptions import KINDS
 from datamodules.images.corrupted_copies import NOTE, CopyOptions, write_copy
 from datamodules.images.robustness_sets import SYNSETS
-from heads.linear import LinearClassifier
 from tasks.classification.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
 from tasks.classification.task import ClassificationTask
 from tests.runs import RECIPE, completed, composed, run_here, summary
@@ -260,19 +258,3 @@ def test_a_copy_of_the_sample_data(trained, corrupted, tmp_path, capsys):
     assert list((ended.folder() / "preview").glob("*.png"))
     assert summary(run_here(typed, capsys).folder())["metrics"] == metrics
     assert run_here([*typed, "mode=fit"], capsys).status == 2
-
-
-@pytest.mark.slow
-def test_all_sets_with_weights_of_others(sets, tmp_path, capsys):
-    model = LinearClassifier(create_backbone("deit_t", img_size=64), 1000)
-    torch.save(model.state_dict(), tmp_path / "weights.pth")
-    typed = ["mode=test", "task=classification", "backbone=deit_t", "data=robustness",
-             f"data.root={sets}", f"ckpt={tmp_path / 'weights.pth'}", "trainer=cpu",
-             "data.num_workers=0", "data.image_size=64", "data.published_counts=false",
-             f"output_dir={tmp_path / 'out'}"]  # fmt: skip
-    ended = completed(typed, capsys)
-    metrics = summary(ended.folder())["metrics"]
-    assert {"mce", "top1", "in_a", "in_r", "in_v2", "top1_on_a"} <= set(metrics)
-    assert "AFBO Table 2" in ended.out
-    typed = [word for word in typed if not word.startswith(("mode=", "ckpt="))]
-    assert "only evaluate" in run_here(typed, capsys).err

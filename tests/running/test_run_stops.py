@@ -78,23 +78,6 @@ def test_a_stopped_and_killed_run_ends_like_an_unbroken_one(tmp_path, capsys, ca
     assert (ended.folder() / "summary.json").read_text() == before
 
 
-@pytest.mark.slow
-def test_a_run_that_time_ended_is_evaluated_and_continued(tmp_path, capsys, caplog, one_thread):
-    caplog.set_level("INFO")
-    typed = arguments("classification", tmp_path, "++data.train_copies=4", epochs=2)
-    one, more = "+trainer.max_time=00:00:00:01", "+trainer.max_time=00:01:00:00"
-    last = completed([*typed, one], capsys).folder() / "checkpoints" / "last.ckpt"
-    assert "trainer.max_time ended the training after step" in caplog.text
-    step = torch.load(last, weights_only=True)["global_step"]
-    completed(["mode=test", "trainer=cpu", f"ckpt={last}", f"output_dir={tmp_path}"], capsys)
-    completed([*typed, one, "resume=true"], capsys)
-    assert "The run is already finished" in caplog.text
-    assert "a larger one continues it" in caplog.text
-    assert torch.load(last, weights_only=True)["global_step"] == step < 40
-    completed([*typed, more, "resume=true", "checkpoints=last"], capsys)
-    assert torch.load(last, weights_only=True)["global_step"] == 40
-
-
 def two_runs(tmp_path, *more):
     long = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
     whole, typed = (
@@ -270,21 +253,6 @@ def test_errors_of_a_full_gpu(error, mode, said, tmp_path):
         with explaining_full_memory(config, tmp_path):
             raise error
     assert (user_message(error) is None) == (said is None)
-
-
-def test_a_removed_run_folder_is_reported(tmp_path, capsys, monkeypatch):
-    step = BaseTask.training_step
-
-    def removing(self, batch, index):
-        if self.global_step == 2:
-            shutil.rmtree(self.trainer.default_root_dir)
-        return step(self, batch, index)
-
-    monkeypatch.setattr(BaseTask, "training_step", removing)
-    ended = run_here(arguments("classification", tmp_path), capsys)
-    assert ended.status == 2
-    assert re.fullmatch(r"error: the run folder .* was removed or moved while .*\n", ended.err)
-    assert not [path for path in tmp_path.rglob("2*")]
 
 
 @pytest.mark.parametrize("step", rest_slow([2, 7], [7]))  # of epochs of five steps

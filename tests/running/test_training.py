@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import functools
 import os
 import signal
 from pathlib import Path
@@ -215,19 +214,6 @@ class TestTraining:
         for found in (task, loaded):
             assert same({f"model.{k}": v for k, v in found.model.state_dict().items()}, average)
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"schedule": {"name": "cosine"}}, r"pass schedule\.name=constant"),
-            ({"ema": {}}, r"its own average of the weights: pass task\.ema=null"),
-        ],
-    )
-    def test_schedule_free_optimisers_refuse_another_average(self, options, message):
-        pytest.importorskip("schedulefree")
-        task = tiny_task(optimizer={"name": "schedulefree_sgd", "lr": 0.1}, **options)
-        with pytest.raises(ValueError, match=message):
-            task.check_training(None, 1)
-
     @pytest.mark.parametrize("stop", rest_slow(STOPS, STOPS[1:]), ids=str)
     def test_rates_by_layer_and_random_numbers_resume_exactly(self, train, stop):
         """LAMB, layer-wise rates, groups by name, erasing, and the better of weights and average.
@@ -331,16 +317,6 @@ class TestTraining:
         scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
         assert scheduler.base_lrs == [rate, rate]
 
-    def test_the_rate_is_for_the_images_that_there_are(self, train, monkeypatch):
-        """40 images in batches of 256 are batches of 40."""
-        monkeypatch.setitem(ADAMW, "reference_batch", 20)
-        small = functools.partial(tiny_data, batch_size=256)
-        monkeypatch.setattr("tests.running.test_training.tiny_data", small)
-        train("scaled", max_epochs=1, mixup=None)
-        rate = 0.01 * 40 / 20
-        scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
-        assert scheduler.base_lrs == [rate, rate]
-
     def test_the_last_checkpoint_is_the_last_epochs_even_if_it_was_worse(self, train, monkeypatch):
         scores = iter((3.0, 2.0, 1.0, 0.0))
         figures = lambda _: {"top1": torch.tensor(next(scores))}  # noqa: E731
@@ -373,12 +349,6 @@ class TestTraining:
         assert tops == [18]
         states = self.weights(folder, "last", "callbacks")
         assert any(key.startswith("ModelCheckpoint{'monitor': 'val/top1'") for key in states)
-
-    def test_each_epoch_of_overfitting_has_the_same_batches(self, train):
-        first, _ = train("first", overfit=True, max_epochs=2)
-        assert first[:6] == first[6:]
-        again, _ = train("usual", max_epochs=2)
-        assert again[:6] == first[:6] != again[6:]
 
     def test_nonfinite_weights_stop_the_run(self, train):
         class Spoil(Callback):

@@ -54,37 +54,6 @@ def test_the_rate_and_waiting_exclude_start_up_and_validation(clock):
     assert measured.samples_per_second == 16.0
 
 
-def test_a_gpu_waits_from_its_last_kernel_to_the_next_batch(clock, monkeypatch):
-    """It computes 2 s per batch of 2 s in this process, of which 0.5 s are spent on loading."""
-    queue_is_free = [0.0]  # the time at which the GPU has done all that was queued
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            queue_is_free[0] = self.time = max(queue_is_free[0], clock[0])
-
-        def synchronize(self):
-            pass
-
-        def elapsed_time(self, later):
-            return 1000 * (later.time - self.time)
-
-    class Queueing(pace.Pace):
-        def on_train_batch_end(self, *arguments):
-            queue_is_free[0] = max(queue_is_free[0], clock[0] - 1.5) + self.computing
-            super().on_train_batch_end(*arguments)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    for computing, share in ((2.0, 0.0), (1.6, 0.2), (1.0, 0.25)):
-        clock[0] = queue_is_free[0] = 0.0
-        measured = Queueing()
-        measured.computing = computing
-        train(measured, clock, [2.0] * 250, device="cuda")
-        assert measured.waiting_share == pytest.approx(share, abs=2e-3)
-
-
 @pytest.mark.parametrize(
     ("share", "workers", "resident", "text"),
     [(0.0, 0, None, "0%"), (0.1, 4, False, "10%"), (0.5, 4, True, "50%"),

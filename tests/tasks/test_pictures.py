@@ -3,23 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFont
+from PIL import Image
 from torch import nn
 
 from datamodules import ADE20KDataModule, CocoDataModule, ImageFolderDataModule, SampleSegmentation
 from datamodules.dense.toolkit_data import palette
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from tasks.classification import task as classification
-from tasks.classification.contact_sheet import (
-    CAPTION_COLOURS,
-    Tile,
-    contact_sheet,
-)
 from tasks.classification.task import ClassificationTask
 from tasks.detection.instance_drawing import draw_instances
 from tasks.detection.task import DetectionTask
-from tasks.engine.drawing import shorten
-from tasks.segmentation.segment_drawing import draw_segments, inmost
+from tasks.segmentation.segment_drawing import draw_segments
 from tasks.segmentation.task import IGNORED, SegmentationTask
 from tests.runs import RECIPE
 
@@ -52,23 +46,6 @@ def test_pictures_keep_the_colours_of_the_files(augmentation, drawn):
     task = ClassificationTask(Guess(torch.eye(2)[:1]), "ab", **RECIPE)
     task.preview(data.normalise({"image": image[None], "label": torch.tensor([0])}), data)
     assert drawn[0][0].getpixel((4, 4)) == (10, 130, 250)
-
-
-def test_captions_have_a_colour_and_long_names_are_shortened_in_the_middle():
-    for right, colour in CAPTION_COLOURS.items():
-        sheet = contact_sheet([Tile(Image.new("RGB", (8, 8)), "HHHH", 0.5, right)])
-        found = {pixel for _, pixel in sheet.getcolors(1 << 16)}
-        assert found & set(CAPTION_COLOURS.values()) == {colour}
-    font = ImageFont.load_default(13)
-    assert shorten("tabby cat", 128, font) == "tabby cat"
-    short = shorten(LONG, 128, font)
-    assert font.getlength(short) <= 128 < font.getlength(short.replace("...", "....."))
-    head, tail = short.split("...")
-    assert LONG.startswith(head)
-    assert LONG.endswith(tail)
-    assert min(len(head), len(tail)) >= 6
-    assert shorten(LONG, 1, font) == "..."
-    assert len(shorten("a, " * 30_000, 128, font)) < 30  # in time that grows with the length
 
 
 def named(data, names):
@@ -153,32 +130,6 @@ def test_positions_of_boxes_masks_and_the_untinted_background():
     assert draw_segments(photo, labels, ["photo"], PALETTE).getpixel((10, 10)) != (0, 0, 0)
     drawn = draw_segments(photo, np.full((40, 80), IGNORED), ["photo"], PALETTE)
     assert drawn.getpixel((10, 10)) == (0, 0, 0)
-
-
-LONG = "American Staffordshire terrier, Staffordshire terrier"
-
-
-def test_names_of_segments_stand_inside_their_largest_part():
-    ring = np.zeros((60, 80), bool)
-    ring[5:55, 5:75] = True
-    ring[15:45, 25:75] = False  # open to the right: the mean lies in the hole
-    ring[0, 79] = True  # and a part of one pixel
-    row, column, width = inmost(ring)
-    assert ring[row, column]
-    assert not ring[int(np.nonzero(ring)[0].mean()), int(np.nonzero(ring)[1].mean())]
-    assert column < 25
-    assert 5 <= row < 55
-    assert width in (20, 70)
-    assert inmost(np.ones((3, 9), bool))[2] == 9
-    labels = np.where(ring, 1, 0)
-    plain = draw_segments(
-        Image.new("RGB", (80, 60)), labels, ["photo", ""], PALETTE, background="photo"
-    )
-    named = draw_segments(Image.new("RGB", (80, 60)), labels, ["photo", "HHHHHHHHHHHHHHHHHHHHH"],
-                          PALETTE, background="photo")  # fmt: skip
-    changed = np.argwhere(np.array(named) != np.array(plain))
-    middle = changed[:, :2].mean(axis=0) / 4
-    assert ring[int(middle[0]), int(middle[1])]
 
 
 def test_only_the_surest_of_overlapping_detections_is_drawn():

@@ -3,8 +3,6 @@
 import csv
 import types
 
-import matplotlib
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,10 +13,8 @@ from tests.families import build_short
 from tests.tensors import tokens
 from tools import analyse
 from tools.analyses import analyses
-from tools.analyses import figures as figure_tools
 from tools.analyses.classification_errors import confused_pairs, confusion, reliability
 from tools.analyses.coco_errors import KINDS, precision_curves
-from tools.analyses.figures import draw_overlay, new_figure
 from tools.analyses.kinds import relations
 
 ENDINGS = {".csv", ".png", ".svg"}
@@ -27,31 +23,6 @@ ENDINGS = {".csv", ".png", ".svg"}
 def rows(path):
     with path.open() as file:
         return list(csv.DictReader(file))
-
-
-def test_figures_of_maps():
-    figure, ((axis,),) = new_figure(1, 1, 1.0, 1.0)
-    picture, heat = np.full((2, 3, 3), 0.6), np.arange(6.0).reshape(2, 3)
-    draw_overlay(axis, picture, heat, 5.0, share=0.25)
-    drawn = axis.images[0].get_array()
-    jet = matplotlib.colormaps["jet"](heat / 5)[..., :3]
-    assert np.allclose(drawn, 0.75 * picture + 0.25 * jet, atol=1e-6)
-    matplotlib.pyplot.close(figure)
-    map_ = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    drawn = figure_tools.resize_map(map_, (64, 96))
-    assert (drawn[:32, :48] == 0).all()
-    assert (drawn[32:, 48:] == 3).all()
-    assert len(np.unique(drawn)) == 4
-    smooth = figure_tools.resize_map(torch.rand(7, 7), (64, 64))
-    assert len(np.unique(smooth)) > 1000
-    assert figure_tools.resize_map(torch.ones(1, 1), (8, 8)).shape == (8, 8)
-    panels = {"a": [("one", np.eye(4)), ("two", -np.eye(4))], "b": [("one", np.ones((4, 4)))]}
-    figure = figure_tools.panel_grid({"net": panels, "other": panels})
-    assert len(figure.axes) == 2 * 4 + 2
-    first, second = figure.axes[-2:]
-    assert first.get_ylim() == (-1, 1)
-    assert second.get_ylim()[0] <= 1 <= second.get_ylim()[1]
-    matplotlib.pyplot.close(figure)
 
 
 @pytest.fixture

@@ -195,27 +195,6 @@ def test_papers_ratios_are_matched_by_what_differs_from_the_defaults(network, ms
     assert found == (ms and pytest.approx(ms / 11.4))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "built"),
-    [
-        (["compare=ffnet"], [name + form for name in ("ffnet_1", "ffnet_2")
-                             for form in ("", "", " backbone.fused=true")]),
-        (["compare=ffnet", "backbone=ffnet_3"],
-         ["ffnet_3", "ffnet_3", "ffnet_3 backbone.fused=true"]),
-        (["compare=posmlp"], ["posmlp_t backbone.token_mixer.name=ggqpe "
-                              "backbone.token_mixer.cache=false"] * 2 + ["posmlp_t"]),
-        (["compare=sbm", "backbone=sbm_s"],
-         ["sbm_s backbone.token_mixer.name=attention"] * 2 + ["sbm_s"]),
-    ],
-    ids=lambda value: value[0],
-)  # fmt: skip
-def test_ready_comparisons(capsys, stub_networks, arguments, built):
-    records = records_of(capsys, "backbones", *arguments, *TINY)
-    assert stub_networks == built
-    shown = [name for index, name in enumerate(built) if index % 3]
-    assert [record["backbone"] for record in records] == shown
-
-
 def test_token_mixers_over_maps(capsys):
     mixers = "mixer=sbm backbone.token_mixer.rank=2,attention,pooling"
     typed = ("grid=4,4x6", mixers, "batch=1,2", "train=true", *TINY_MAPS)

@@ -14,12 +14,10 @@ from datamodules import SampleClassification, SampleDetection, SampleSegmentatio
 from tasks.engine.instantiate import build
 from tasks.engine.loading import check_options
 from tasks.engine.optimisation.optimizer import learning_rate_factor, scaled_lr
-from tasks.engine.run_folder.run_config import RunConfig
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, completed, composed, options, run_here, write_run
 from tools.cli.yaml_files import LOADER
 from tools.comparing.paper_figures import compare_with_row, published_test_set
-from tools.config import adapted_rows as changed_rows
 from tools.config import help as run_help
 from tools.config import overrides
 from tools.config.config_checks import resolve_config
@@ -195,11 +193,6 @@ OTHER = SAMPLE | {"classification": "cifar100", "transfer": "folder",
                   "segmentation": "segmentation_folder", "point_segmentation": "s3dis",
                   "super_resolution": "image_folder", "forecasting": "csv",
                   "generation": "image_generation", "glue": "rte"}  # fmt: skip
-# Unpublished settings, by row.
-MISSING = {
-    "posmlp_t2_posmlp_t_384": "recipe=deit_384",
-    "posmlp_t2_posmlp_b": "backbone.drop_path_rate=0.3",
-}
 REAL = ("data.root=/data", "backbone.pretrained=false")
 CHANGES = {
     "sample": lambda row: [f"data={SAMPLE[row.task]}"],
@@ -262,60 +255,6 @@ def test_a_row_with_changes_composes(name, change):
     if "sample" in change and name in DRAW:  # the rows of a ResNet start from timm's weights
         assert config.backbone["pretrained"] in (None, False)
         assert config.data.get("token_labels") is None
-
-
-def expand_pattern(pattern, *typed):
-    given = ["-m", f"experiment={pattern}", *typed, "data.root=/data"]
-    return overrides.read_command(given).words[0].partition("=")[2].split(",")
-
-
-def test_a_pattern_skips_rows_that_cannot_run():
-    assert MISSING.keys() == ROWS.keys() - set(RUNNABLE)
-    assert expand_pattern("posmlp_t2_posmlp_t*") == ["posmlp_t2_posmlp_t"]
-    assert find_experiment("posmlp_t2_posmlp_t_384").train.cannot_run
-    name = "posmlp_t2_posmlp_b"
-    assert name in expand_pattern("posmlp_t2_posmlp_*", MISSING[name])
-
-
-def test_a_shorter_warm_up_is_in_proportion(caplog):
-    caplog.set_level("INFO")
-    row, short = ("afbo_t2_poolformer_s12", "data.root=/data"), "trainer.max_epochs=3"
-    config, own = prepare_config(*row, short), prepare_config(*row)
-    assert (own.schedule["warmup"], own.schedule["cooldown"]) == (5, 10)
-    share = 3 / own.trainer["max_epochs"]
-    assert config.schedule["warmup"] == pytest.approx(5 * share, abs=1e-4)
-    assert config.schedule["cooldown"] == pytest.approx(10 * share, abs=1e-4)
-    assert "schedule.warmup=0.0484 and schedule.cooldown=0.0968, in proportion" in caplog.text
-    assert prepare_config(*row, "trainer.max_epochs=30").schedule == own.schedule
-    typed = prepare_config("afbo_t2_deit_t", short, "schedule.warmup=1", "data.root=/d")
-    assert typed.schedule["warmup"] == 1
-
-
-@pytest.mark.parametrize(
-    ("devices", "gpus", "nodes", "rate"),
-    [(-1, 1, 1, 1e-6 * 96 / 512), (1, 8, 1, 1e-6 * 96 / 512), ("auto", 1, 1, 1e-6 * 96 / 512),
-     (-1, 8, 1, 1e-6), (-1, 2, 4, 1e-6), ([0], 1, 1, 1e-6 * 96 / 512)],
-)  # fmt: skip
-def test_the_first_rate_of_a_row_follows_the_number_of_devices(
-    devices, gpus, nodes, rate, monkeypatch
-):
-    """SBM's fine-tuning starts at 1e-6, above the peak rate for one GPU's batch."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    trainer = {"accelerator": "gpu", "devices": devices, "num_nodes": nodes}
-    config = RunConfig(
-        task_name="classification", backbone={}, head={}, task={}, data={"batch_size": 96},
-        optimizer={"lr": 5e-6, "reference_batch": 512},
-        schedule={"warmup_lr": 1e-6, "min_lr": 1e-6, "warmup_start": None},
-        trainer=trainer | {"accumulate_grad_batches": 1},
-    )  # fmt: skip
-    lines = changed_rows.lower_ends(config, [])
-    assert config.schedule["warmup_lr"] == pytest.approx(rate)
-    assert config.schedule["min_lr"] == pytest.approx(rate)
-    assert len(lines) == (2 if rate < 1e-6 else 0)
-    total = 96 * nodes * (gpus if devices in (-1, "auto") else 1)
-    options = {"name": "cosine", "warmup": 5, **config.schedule}
-    learning_rate_factor(1000, 10, lr=scaled_lr(5e-6, 512, total), **options)  # does not raise
 
 
 def test_settings_that_do_not_fit_other_data_are_dropped_and_named(caplog):

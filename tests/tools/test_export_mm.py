@@ -40,7 +40,6 @@ from mmengine.model import PretrainedInit
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
-import backbones.mm
 from tasks.engine.optimisation.param_groups import parameter_rules
 from tools.exports.mm_configs import training_config
 from tools.exports.requests import MARK, new_folder
@@ -76,12 +75,6 @@ def run_export(tmp_path, *typed):
     return tmp_path / "out"
 
 
-def test_taken_names_are_rejected():
-    MODELS.register_module("taken_by_others", module=nn.Identity)
-    with pytest.raises(ValueError, match=r"has a taken_by_others from torch\.nn.* already"):
-        backbones.mm.register(["taken_by_others"])
-
-
 @pytest.mark.parametrize("name", SMALL)
 @torch.no_grad()
 def test_maps_equal_those_of_the_backbone(name):
@@ -101,37 +94,6 @@ def test_parameters_have_gradients_for_any_outputs(name):
     frozen = {n for n, p in backbone.named_parameters() if not p.requires_grad}
     assert any(n.startswith(("stem.", "patch_embed.")) for n in frozen)
     assert not any("stages.1.blocks" in n or "blocks.1." in n[:9] for n in frozen)
-
-
-@pytest.mark.parametrize("stages", rest_slow(range(-1, 5), (-1, 1)))
-def test_as_many_parameters_are_frozen_as_in_the_toolkits_swin(stages):
-    from mmdet.models.backbones import SwinTransformer
-
-    theirs = SwinTransformer(frozen_stages=stages)
-    theirs.train()
-    ours = build("swin_t", frozen_stages=stages)
-
-    def frozen(model):
-        return sum(p.numel() for p in model.parameters() if not p.requires_grad)
-
-    assert frozen(ours) == frozen(theirs)
-    dropped = [m.training for m in ours.modules() if type(m).__name__ == "DropPath"]
-    assert not any(dropped[: len(dropped) * max(stages, 0) // 4])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"out_indices": (0, 4)}, "swin_t has maps 0 to 3"),
-        ({"pretrained": "x.pth"}, "use init_cfg"),
-        ({"dense": False}, "use out_type"),
-        ({"out_type": "tokens"}, "out_type=tokens is not one of featmap, embedding"),
-        ({"frozen_stages": 5}, "frozen_stages=5 must be from -1 to 4"),
-    ],
-)
-def test_misplaced_options_are_rejected(options, said):
-    with pytest.raises(ValueError, match=said):
-        build("swin_t", **options)
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
@@ -466,22 +428,6 @@ def train_and_export(task, to, tmp_path, capsys, *more):
     # If there is an average, it was validated.
     adopt(model, in_memory(content.get("state_dict_ema", content["state_dict"]), str(run)))
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("head", ["ffnet_seg", "mask2former"])
-def test_segmentors_of_other_heads_are_opened_by_the_toolkit(head, tmp_path, capsys):
-    """Their parts come from elsewhere: our decode head, or MMDetection's pixel decoder."""
-    more = [f"head={head}", "trainer.max_steps=1", "trainer.limit_val_batches=1"]
-    typed = arguments("segmentation", tmp_path, *more, backbone=TRAINED)
-    ended = completed(typed, capsys)
-    folder = run_export(tmp_path, f"ckpt={ended.folder()}", "to=mmseg", SIZE)
-    imports = Config.fromfile(folder / "config.py").custom_imports["imports"]
-    assert imports == ["backbones.mm", {"ffnet_seg": "heads.mm"}.get(head, "mmdet.models")]
-    refused = ["to=mmseg", f"ckpt={ended.folder()}", f"out={tmp_path / 'alone'}", "standalone=true"]
-    if head == "ffnet_seg":
-        assert export.main([*refused, SIZE]) == 2
-        assert "leave standalone=true out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("order", [pytest.param("text", marks=pytest.mark.slow), "natural"])

@@ -307,16 +307,6 @@ def test_unfinished_failed_and_broken_runs_are_named(run, shown):
     assert "1 evaluations (mode=validate, test or predict) are left out" in err
 
 
-def test_resuming_removes_the_note_of_a_failure(tmp_path):
-    with pytest.raises(ZeroDivisionError), recording_failure(tmp_path):
-        1 / 0  # noqa: B018
-    with recording_failure(tmp_path):
-        assert not list(tmp_path.iterdir())
-    with pytest.raises(KeyboardInterrupt), recording_failure(tmp_path):
-        raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture
 def published(run):
     """Two seeds of an experiment on its real data, and one run with fewer epochs."""
@@ -516,26 +506,6 @@ def test_token_mixers_are_named_in_tables_plots_and_folders(run, shown, tmp_path
     assert network_name("deit_t", {"rank": 3}) == network_name("deit_t", None) == "deit_t"
 
 
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [("optimizer.lr", ("0.0001", "0.001")), ("schedule.name", ("cosine", "constant")),
-     ("backbone.token_mixer", ("sbm", "pooling")), ("data.batch_size", ("8", "16", "32"))],
-)  # fmt: skip
-def test_a_plot_over_a_setting_has_its_values_on_the_axis(key, values, run, shown, tmp_path):
-    for number, value in enumerate(values):
-        for name in ("deit_t", "deit_t_afbo"):
-            extra = ["schedule.min_lr_ratio=null"] if value == "constant" else []
-            run(f"backbone={name}", f"{key}={value}", *extra, metrics={"top1": 50.0 + number})
-    path = tmp_path / "plot.svg"
-    records, err = shown(f"plot={key}", f"out={path}")
-    assert f"plot: {path}" in err
-    assert {record[key] for record in records} >= {str(yaml.safe_load(v)) for v in values[1:]}
-    drawn = path.read_text()
-    assert f"<!-- classification: top1 over {key} -->" in drawn
-    for series in ("deit_t", "deit_t_afbo"):
-        assert re.search(rf"<!-- {series}(\+\w+)? -->", drawn)
-
-
 def test_metrics_that_a_task_lacks_are_dashes(run, printed, shown):
     run("backbone=deit_t", metrics={"top1": 50.0, "top5": 90.0})
     run("backbone=deit_t", "data.image_size=32", metrics={"top1": 40.0})  # of three classes
@@ -544,21 +514,3 @@ def test_metrics_that_a_task_lacks_are_dashes(run, printed, shown):
     figures = [line.split()[2:6] for line in out.splitlines() if line.startswith("deit_t")]
     assert sorted(figures) == [["40.00", "-", "-", "-"], ["50.00", "-", "90.00", "-"]]
     assert shown("metric=top9")[0] == 2
-
-
-def test_rows_name_their_folder_and_timms_model(run, shown):
-    folders = [
-        run("backbone=timm", f"backbone.model={model}", "data.image_size=64")
-        for model in ("test_vit", "vit_tiny_patch16_224")
-    ]
-    run("backbone=deit_t")
-    records, err = shown()
-    models = {record["model"]: record["folder"] for record in records}
-    assert [models.get(model) for model in ("test_vit", "vit_tiny_patch16_224")] == [
-        str(folder) for folder in folders
-    ]
-    assert {record["backbone"]: record["model"] for record in records} == {
-        "deit_t": None, "timm_test_vit": "test_vit",
-        "timm_vit_tiny_patch16_224": "vit_tiny_patch16_224",
-    }  # fmt: skip
-    assert "not averaged" not in err
