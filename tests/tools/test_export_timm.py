@@ -195,17 +195,6 @@ def test_a_folder_opens_in_timm(images, tmp_path):
     assert torch.equal(again(images), network(images))
 
 
-@pytest.mark.parametrize("to", ["timm", "torch_export", "mmdet"])
-def test_weights_of_another_model_and_without_the_mixers_are_rejected(to, tmp_path, capsys):
-    lacking = "lacks the weights of the mixers of deit_t_afbo (blocks.0.mlp, "
-    for name, said in (("deit_s", "keys differ"), ("deit_t", lacking)):
-        checkpoint(tmp_path / f"{name}.pth", name)
-        assert not run_export(tmp_path, f"{name}.pth", to=to, status=2).exists()
-        assert said in capsys.readouterr().err
-    with pytest.raises(ValueError, match="lacks the weights of the mixers"):
-        LinearClassifier.from_pretrained(SMALL, tmp_path / "deit_t.pth")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", drawn(0))
 @torch.no_grad()
