@@ -241,13 +241,13 @@ DRAWN = drawn(0)
 REACH_NAMES = [
     name
     for turn, name in enumerate(NAMES)
-    if name in DRAWN or (look_up(name)[0].name in SMALLEST and turn % 3 == 0)
+    if name in DRAWN or (look_up(name)[0].name in SMALLEST and turn % 9 == 0)
 ]
 REACH_PAIRS = [
     (host, mixer)
     for host, mixer in itertools.product(TOKEN_HOSTS, TOKEN_MIXERS)
     if (host, mixer) in QUICK_PAIRS
-    or (TOKEN_HOSTS.index(host) + TOKEN_MIXERS.index(mixer)) % (2 if host in SMALLEST else 15) == 0
+    or (TOKEN_HOSTS.index(host) + TOKEN_MIXERS.index(mixer)) % (4 if host in SMALLEST else 45) == 0
 ]
 REACH_QUICK = [name for name in DRAWN if look_up(name)[0].name in SMALLEST]
 # Where a mixer's own groups do not divide the host's channels.

@@ -69,8 +69,8 @@ def test_the_list_is_what_is_found(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", sorted(LISTED))
-def test_every_model_is_as_listed(model):
+@pytest.mark.parametrize("model", sorted(SMALLEST.values()))
+def test_a_model_of_each_family_is_as_listed(model):
     stored = LISTED[model]
     assert stored.parameters or stored.error, "type python tools/timm_slots.py write=true"
     if stored.parameters < LARGE:

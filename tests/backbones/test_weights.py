@@ -118,7 +118,7 @@ def test_pretrained_takes_a_path(suffix, weights, tmp_path):
 OWN_NAMES = ("convnext_t_convglu", "convnext_t_convnext")
 
 
-@pytest.mark.parametrize("name", rest_slow(sorted({*OWN_NAMES, *drawn(0, 1, 2, 3)}), OWN_NAMES))
+@pytest.mark.parametrize("name", rest_slow(sorted({*OWN_NAMES, *drawn(0)}), OWN_NAMES))
 def test_own_names_are_kept(name):
     backbone = meta_backbone(name)
     own = backbone.state_dict()

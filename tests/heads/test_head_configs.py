@@ -115,27 +115,17 @@ base: fcos/fcos_r50-caffe_fpn_gn-head_1x_coco
 """
 
 
-# One config of MMDetection per head that builds over our maps.
+# One config of MMDetection per way of coding boxes.
 BOX_HEADS = """
-atss/atss_r50_fpn_1x_coco autoassign/autoassign_r50-caffe_fpn_1x_coco
-boxinst/boxinst_r50_fpn_ms-90k_coco cascade_rcnn/cascade-mask-rcnn_r50-caffe_fpn_1x_coco
+atss/atss_r50_fpn_1x_coco cascade_rcnn/cascade-mask-rcnn_r50-caffe_fpn_1x_coco
 centernet/centernet-update_r50-caffe_fpn_ms-1x_coco
 condinst/condinst_r50_fpn_ms-poly-90k_coco_instance
-conditional_detr/conditional-detr_r50_8xb2-50e_coco dab_detr/dab-detr_r50_8xb2-50e_coco
-ddod/ddod_r50_fpn_1x_coco ddq/ddq-detr-4scale_r50_8xb2-12e_coco detr/detr_r50_8xb2-150e_coco
-deformable_detr/deformable-detr_r50_16xb2-50e_coco
 deformable_detr/deformable-detr-refine-twostage_r50_16xb2-50e_coco
-dino/dino-4scale_r50_8xb2-12e_coco double_heads/dh-faster-rcnn_r50_fpn_1x_coco
+dino/dino-4scale_r50_8xb2-12e_coco
 fcos/fcos_r50-caffe_fpn_gn-head-center-normbbox-centeronreg-giou_1x_coco
-foveabox/fovea_r50_fpn_4xb4-1x_coco free_anchor/freeanchor_r50_fpn_1x_coco
-fsaf/fsaf_r50_fpn_1x_coco gfl/gfl_r50_fpn_1x_coco ghm/retinanet_r50_fpn_ghm-1x_coco
-grid_rcnn/grid-rcnn_r50_fpn_gn-head_1x_coco htc/htc-without-semantic_r50_fpn_1x_coco
-ms_rcnn/ms-rcnn_r50-caffe_fpn_1x_coco nas_fcos/nas-fcos_r50-caffe_fpn_fcoshead-gn-head_4xb4-1x_coco
-paa/paa_r50_fpn_1.5x_coco pisa/faster-rcnn_r50_fpn_pisa_1x_coco
-reppoints/reppoints-bbox_r50-center_fpn-gn_head-gn-grid_1x_coco
-reppoints/reppoints-moment_r50_fpn_1x_coco retinanet/retinanet_r50_fpn_1x_coco
-rtmdet/rtmdet_l_8xb32-300e_coco sabl/sabl-retinanet_r50_fpn_1x_coco scnet/scnet_r50_fpn_1x_coco
-tood/tood_r50_fpn_1x_coco vfnet/vfnet_r50_fpn_1x_coco
+gfl/gfl_r50_fpn_1x_coco reppoints/reppoints-moment_r50_fpn_1x_coco
+retinanet/retinanet_r50_fpn_1x_coco
+rtmdet/rtmdet_l_8xb32-300e_coco tood/tood_r50_fpn_1x_coco
 """.split()
 QUICK_BOXES = ["gfl/gfl_r50_fpn_1x_coco"]
 
@@ -181,12 +171,10 @@ def test_boxes_are_float32_beside_features_in_bfloat16(base, data, monkeypatch):
     assert all(sample.pred_instances.bboxes.dtype == torch.float32 for sample in samples)
 
 
-# Our segmentors, and configs of MMSegmentation with the other heads that build over our maps.
+# Our segmentors, and configs of MMSegmentation with other heads over our maps.
 SEGMENTORS = [name for name in DENSE if HEADS[name]["_tasks_"] == ["segmentation"]]
 SEGMENTORS += """
-ann_r50-d8 apcnet_r50-d8 ccnet_r50-d8 danet_r50-d8 deeplabv3_r50-d8 dmnet_r50-d8 dnl_r50-d8
-emanet_r50-d8 encnet_r50-d8 fast_scnn fcn_r50-d8 gcnet_r50-d8 isanet_r50-d8 nonlocal_r50-d8
-pointrend_r50 pspnet_r50-d8 setr_naive setr_pup
+danet_r50-d8 deeplabv3_r50-d8 fcn_r50-d8 pointrend_r50 pspnet_r50-d8 setr_pup
 maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512
 """.split()
 

@@ -216,6 +216,15 @@ DRAW = (
 )  # fmt: skip
 
 
+# Every kind of training with some of the changes, by turns; those of the draw with all.
+TURNS = [
+    (name, change)
+    for row, name in enumerate(dict.fromkeys((*DRAW, *KINDS.values())))
+    for turn, change in enumerate(CHANGES)
+    if name in DRAW or (row + turn) % 4 == 0
+]
+
+
 def prepare_config(name, *typed):
     """Compose and check a command's config, as a run does before it builds anything."""
     given = overrides.read_command([f"experiment={name}", *typed])
@@ -241,7 +250,7 @@ def check_built(config):
 @pytest.mark.parametrize(
     ("name", "change"),
     rest_slow_pairs(
-        [(name, change) for name in dict.fromkeys((*KINDS.values(), *DRAW)) for change in CHANGES],
+        TURNS,
         [*((name, change) for name in DRAW[::3] for change in CHANGES),
          *((name, "short on sample") for name in DRAW)],
     ),
