@@ -65,11 +65,11 @@ def test_every_host_has_every_channel_mixer():
 LINK = r"https://(arxiv\.org/abs|doi\.org|openreview\.net|proceedings\.mlr\.press|openaccess)"
 
 
-@pytest.mark.parametrize("name", [*list_hosts(), *list_mixers()])
-def test_every_host_and_mixer_links_its_paper(name):
-    entry = find_host(name) if name in list_hosts() else find_mixer(name)
-    if re.search(r"\d", entry.source):  # others, such as "an example", have no paper
-        assert re.search(LINK, sys.modules[entry.build.__module__].__doc__)
+def test_every_host_and_mixer_links_its_paper():
+    entries = [*map(find_host, list_hosts()), *map(find_mixer, list_mixers())]
+    papers = [entry for entry in entries if re.search(r"\d", entry.source)]  # not "an example"
+    modules = {entry.build.__module__ for entry in papers}
+    assert not [name for name in modules if not re.search(LINK, sys.modules[name].__doc__)]
 
 
 def identity(dim, *, size=3, slot=None):

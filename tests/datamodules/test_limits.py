@@ -1,7 +1,6 @@
 """Inputs that would fill the memory or never end are rejected early."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +11,11 @@ from datamodules import (
     ClassFoldersDataModule,
     ImageFolderDataModule,
     PaperAugmentation,
-    SampleClassification,
-    SampleTransfer,
 )
 from datamodules.dense.bgr import load_bgr
 from datamodules.dense.coco import CocoDataModule
 from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
 from datamodules.files.decoding import decode
-from datamodules.files.folders import find_images, list_folders, list_images, reject_system_folder
 from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
 from datamodules.images.transforms import BoundedResize
@@ -48,30 +44,6 @@ def small(monkeypatch):
 def test_batches_above_memory_are_rejected(small, kind, options, message):
     refuses(f"a batch of .*{message}", kind, "/data", **options)
     kind("/data", batch_size=2)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (SampleClassification, {"train_copies": 1000}),
-        (SampleClassification, {"picture_size": 4096}),
-        (SampleTransfer, {"train_per_class": 10**7}),
-    ],
-)
-def test_sample_data_are_limited(kind, options):
-    refuses(r"sample images of .* at most 10\.0 GB are allowed", kind, **options)
-
-
-@pytest.mark.parametrize("place", ["/", "/proc", "/proc/self/fd", "/proc/1/task", "/sys/class"])
-def test_system_folders_are_rejected(place, tmp_path):
-    link = tmp_path / "link"
-    link.symlink_to(place)
-    for call in (reject_system_folder, list_images, list_folders, find_images):
-        for folder in (Path(place), link):
-            refuses(f"{folder} is a folder of the operating system", call, folder)
-    with pytest.raises(ValueError, match="is a folder of the operating system"):
-        SampleClassification(place).prepare_data()
-    reject_system_folder(tmp_path)
 
 
 def noise(width, height):

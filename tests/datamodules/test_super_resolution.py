@@ -158,30 +158,6 @@ def test_patches_are_pairs_and_are_turned_together(folder, given):
     assert len(seen) == 8
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_decoded_images_give_the_same_patches(folder, given, monkeypatch):
-    if given:
-        add_low(folder, 2)
-    options = {"scale": 2, "patch_size": 8, "patches_per_image": 3, "num_workers": 0}
-    made = []
-    for decoded in (None, folder / "decoded", folder / "decoded"):
-        data = ImageFolderSRDataModule(folder, decoded=decoded, **options)
-        data.setup()
-        made.append([data.dataset("train")[0, index] for index in range(6)])
-        if decoded:  # the second time all are there
-            monkeypatch.setattr("datamodules.super_resolution.pairs.load_rgb", None)
-    for one, two, three in zip(*made, strict=True):
-        for key, value in one.items():
-            assert torch.equal(value, two[key])
-            assert torch.equal(value, three[key])
-    (folder / "file").write_text("")
-    monkeypatch.undo()
-    data = ImageFolderSRDataModule(folder, decoded=folder / "file", **options)
-    data.setup()
-    with pytest.raises(ValueError, match=r"cannot be written .* leave data.decoded out"):
-        data.dataset("train")[0, 0]
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

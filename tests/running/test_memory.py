@@ -1,9 +1,6 @@
 """A run's memory: garbage collection excludes imports, freed memory is kept, batches are not."""
 
 import gc
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,27 +9,6 @@ import torch
 from datamodules.loading.workers import Loader
 from tasks.engine.family import families
 from tests.runs import SMALLEST, completed, single_words
-
-BLOCK = 64 * 2**20
-# Page faults on filling a large block again.
-FAULTS = f"""
-import ctypes, resource
-from tools.runs.freed_memory import keep_freed_memory
-KEPT = keep_freed_memory()
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-libc.free.argtypes = [ctypes.c_void_p]
-def fill():
-    block = libc.malloc(ctypes.c_size_t({BLOCK}))
-    ctypes.memset(block, 1, {BLOCK})
-    libc.free(block)
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-fill()
-before = faults()
-fill()
-print(KEPT, faults() - before)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +19,6 @@ def collecting():
     yield
     gc.freeze()
     gc.enable()
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
-def test_freed_memory_is_reused_without_page_faults():
-    command = [sys.executable, "-c", FAULTS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    kept, faults = done.stdout.split()
-    assert kept == "True"
-    assert int(faults) < 100  # of 16,384 pages
 
 
 # Words of each family's smallest run by which it has eight batches of validation or more.

@@ -116,32 +116,6 @@ def test_one_run_at_a_time_and_a_stale_lock_is_replaced(tmp_path):
     assert not (ended.folder() / "run.lock").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("victim", "trainer", "workers", "status", "said"),
-    [
-        ("other", "ddp_cpu", 0, 2, "the other processes of this run ended with status [-9]"),
-        ("first", "ddp_cpu", 0, -signal.SIGKILL, "the first process of this run was killed"),
-        ("other", "cpu", 1, 2, "DataLoader worker "),
-    ],
-)
-def test_a_killed_process_ends_the_run_in_one_line(
-    victim, trainer, workers, status, said, tmp_path
-):
-    more = ["trainer.log_every_n_steps=1", f"data.num_workers={workers}"]
-    typed = arguments("classification", tmp_path, *more, trainer=trainer, epochs=50)
-    process, _ = training(typed, tmp_path)
-    wait_for(process, lambda: children_of(process))
-    children = children_of(process)
-    os.kill(children[0] if victim == "other" else process.pid, signal.SIGKILL)
-    _, err = process.communicate(timeout=300)  # all processes keep stderr open until they end
-    assert process.returncode == status, err
-    assert err.startswith(f"error: {said}")
-    assert ("lower data.num_workers" in err) == bool(workers)
-    assert len(err.splitlines()) == 1
-    assert trainer == "cpu" or len(children) == 1
-
-
 @pytest.fixture
 def trained_copy(trained, tmp_path):
     """Return a copy of a finished run, and the command that resumes it."""

@@ -1,11 +1,8 @@
 """The checks of make gpu, on the CPU at tiny size: verdicts, failures that let the rest go on."""
 
 import dataclasses
-import fcntl
 import itertools
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -45,13 +42,6 @@ def verdicts(records):
     return {record["name"]: (record["verdict"], record["note"]) for record in records}
 
 
-def attempts(check, names, setting, is_timed=False):
-    """The records of a part with this function, without those that only name a check."""
-    part = work.Part(check, lambda _: [], is_timed)
-    with (setting.folder / "turn").open("w") as turn:
-        return [r for r in work.check_names(part, names, setting, turn) if "verdict" in r]
-
-
 def worker(names, code, part="mixers", is_timed=False):
     """A process that runs some lines with ``name`` for each name; ``passed`` prints a record."""
     start = "import json, sys, os, time\ndef passed(): print(json.dumps("
@@ -80,52 +70,6 @@ def test_a_fault_that_breaks_the_device_is_not_the_next_name_s(tmp_path):
     records = run_workers([broken], tmp_path, TINY, list)
     note = "process ended with status 1: ModuleNotFoundError: No module named 'nothing'"
     assert verdicts(records) == dict.fromkeys("ab", ("fail", note))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("why", ["limit", "interrupt"])
-def test_an_early_end_keeps_what_there_is(why, tmp_path):
-    extent = dataclasses.replace(TINY, jobs=1, seconds=2 if why == "limit" else None)
-    code = "passed() if name != 'slow' else time.sleep(60)"
-
-    def keep(records):
-        if why == "interrupt" and len(records) == 1:
-            raise KeyboardInterrupt
-
-    workers = [worker(["a"], code), worker(["b", "slow"], code), worker(["c"], code)]
-    start = time.monotonic()
-    records = run_workers(workers, tmp_path, extent, keep)
-    assert time.monotonic() - start < 20
-    note = "not reached in 2 s" if why == "limit" else "not reached: interrupted"
-    found = verdicts(records)
-    assert set(found) == {"a", "b", "slow", "c"}
-    assert found["a"] == ("pass", "")
-    assert found["slow"] == found["c"] == ("fail", note)
-    assert all(one.process is None or one.process.poll() is not None for one in workers)
-
-
-def test_timing_waits_until_the_others_have_ended(setting):
-    seen = []
-
-    def check(name, at):
-        if name == "broken":
-            raise ValueError("x")
-        seen.append((name, at.extent.rounds, free.is_set()))
-        yield {"verdict": "measured", "note": ""}
-
-    free, extent = threading.Event(), dataclasses.replace(TINY, rounds=7)
-    setting = dataclasses.replace(setting, extent=extent)
-    other = (setting.folder / "turn").open("w")
-    fcntl.flock(other, fcntl.LOCK_SH)
-
-    def release():
-        free.set()
-        other.close()
-
-    threading.Timer(0.3, release).start()
-    found = verdicts(attempts(check, ["a", "broken"], setting, is_timed=True))
-    assert seen == [("a", 2, False), ("a", 7, True)]
-    assert found == {"a": ("measured", ""), "broken": ("fail", "ValueError: x")}
 
 
 def test_every_name_of_a_part_has_a_process(setting):

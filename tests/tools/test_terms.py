@@ -1,7 +1,5 @@
 """Networks that differ in more than their mixers are named in tables."""
 
-import warnings
-
 import pytest
 import torch
 
@@ -69,15 +67,3 @@ def test_changes_of_the_host_by_a_mixer_are_named(name, options, said):
     state = torch.get_rng_state()
     assert unlike_host(build_network(name, **options), options) == said
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_adapters_count_as_no_change_of_the_host(caplog):
-    """The plain host gets none: its layers may lack the targets."""
-    pytest.importorskip("peft")
-    options = {"img_size": 64, "lora": {"rank": 4, "targets": ["mlp"]}}
-    with pytest.warns(UserWarning, match="random"):
-        backbone = create_backbone("deit_t_afbo", **options)
-    with caplog.at_level("INFO"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert unlike_host(backbone, options) is None
-    assert "LoRA" not in caplog.text
