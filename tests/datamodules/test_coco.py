@@ -171,13 +171,9 @@ OUTLINES = [
     ({"size": [60, 40], "counts": [2400]}, r"run-length mask of \[60, 40\]"),
     ({"size": [40, 60], "counts": [2399]}, "run lengths of 2399 pixels"),
     ([[1, 2, 3, float("nan"), 5, 6]], "polygon with the coordinate nan"),
-    ([[1, 2, 3, float("inf"), 5, 6]], "the coordinate inf"),
     ([[1, 2, 3, 1e9, 5, 6]], "annotation 0 .* coordinate 1000000000.0"),
-    ([[1, 2, 3, None, 5, 6]], "the coordinate None"),
     (["ab"], "polygons that are lists of numbers, got 'ab'"),
     ({"size": [40, 60], "counts": [2401, -1]}, "malformed run lengths"),
-    ({"size": [40, 60], "counts": None}, "malformed run lengths: None"),
-    ({"size": [40, 60], "counts": "P_oooo"}, "malformed run lengths"),
     ({"size": [40, 60], "counts": "ZZ"}, "malformed run|pixels in an"),
     ({"size": "40x60", "counts": [2400]}, "mask of '40x60'"),
     (
@@ -189,34 +185,25 @@ OUTLINES = [
 
 FAULTS = [
     (json.dumps(content())[:200], r"not valid JSON: .* at byte \d+ of 200"),
-    (json.dumps([1]), r"the content must be a valid dictionary, got \[1\]"),
     (changed(["images"], None), "the content lacks 'images', found .*'annotations', 'categories'"),
-    (changed(["annotations"], None), "lacks 'annotations'"),
     (changed(["categories"], []), "categories list should have at least 1 item"),
     (changed(["images", 2, "file_name"], None), r"images\[2\] lacks 'file_name', found \['height'"),
-    (changed(["annotations", 1, "area"], None), r"annotations\[1\] lacks 'area'"),
     (edited("image_id", 99), "7 annotations .* unknown image_id.*: 0, 1, 2, 3, 4, ... .7 in all"),
-    (edited("category_id", 99), "7 annotations .* unknown category_id"),
     (changed(["annotations", 1, "id"], 100), "duplicates among its annotations.*: 100"),
     (changed(["categories", 1], {"id": 8, "name": "cat"}), "duplicates among its category names"),
     *((changed(["images", 2, "file_name"], name), r"two image ids .*1\.jpg \(ids 11 and 12\)")
-      for name in ("1.jpg", "./1.jpg", "..//train2017/./1.jpg")),
+      for name in ("1.jpg", "..//train2017/./1.jpg")),
     (edited("bbox", [1, 2, 3]), r"annotations\[0\]: bbox list should have at least 4 items"),
     (edited("bbox", [0, 0, float("inf"), 3]), r"\[0\]: bbox\[2\] must be a finite number, got inf"),
     (edited("bbox", [10, 10, -5, 5]), "7 of 7 boxes .*must be .* in pixels"),
-    (edited("bbox", [0.1, 0.1, 0.4, 0.5]), "smaller than a pixel"),
     (edited("bbox", [70, 10, 5, 5]), "outside their image"),
     *((edited("segmentation", value), message) for value, message in OUTLINES),
     (edited("segmentation", None), r"annotation 0 .* lacks a seg.*with_mask=false"),
     *((changed(["annotations", 3, "id"], value), rf"annotations\[3\]: id must be an .* got {said}$")
-      for value, said in (("a", '"a"'), (7.5, r"7\.5"), (True, "True"), ([1], r"\[1\]"))),
+      for value, said in ((7.5, r"7\.5"), (True, "True"))),
     (changed(["annotations", 2, "id"], 2.0**60), "got 1.15.*e.18; .* write the digits"),
-    (changed(["images", 1, "width"], 59.5), r"images\[1\]: width must be an integer, got 59\.5$"),
-    (edited("area", "12"), r'annotations\[0\]: area must be a finite number, got "12"$'),
-    (edited("iscrowd", []), r"annotations\[0\]: iscrowd must be an integer, got \[\]$"),
     (edited("ignore", 2), r"annotations\[0\]: ignore must be less than or equal to 1, got 2$"),
     (changed(["images", 1, "width"], 10**7), "less than or equal to 100000, got 10000000"),
-    (changed(["images", 1, "file_name"], 5), "file_name must be a valid string, got 5"),
     (changed(["images", 1, "file_name"], ""), "file_name string should have at least 1 character"),
     ("[" * 100_000, "nested too deeply|not valid JSON"),
     ('{"categories": ' + "9" * 5000 + "}", "4300 digits"),
@@ -288,11 +275,9 @@ def perfect_detections(data):
 
 UNUSABLE = [
     {"bbox": [5, 5, 0, 5]},
-    {"bbox": [5, 5, 9, -5]},
     {"area": 0},
     {"bbox": [5, 5, 0.5, 5]},
     {"bbox": [60, 5, 9, 5]},
-    {"bbox": [5, -9, 9, 9]},
     {"ignore": 1},
 ]
 

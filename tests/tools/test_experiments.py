@@ -319,7 +319,7 @@ def test_a_run_of_a_row_is_compared_with_the_paper():
 # What the rows print, in our units.
 PRINTED = {
     "iffn_t1_deit_t": 72.2, AFBO: 74.6, "iffn_t7_swin_t_iffn": 0.46, "iffn_t8_swin_t": 44.5,
-    "sbm_t2_sbm_b_finetune": 91.9, "posmlp_t2_posmlp_b": 83.6, "afbo_t2_lvt_r2": 74.8,
+    "afbo_t2_lvt_r2": 74.8,
 }  # fmt: skip
 
 
@@ -332,25 +332,14 @@ PRINTED = {
          "200 test images instead of 50000, so the data differs"),
         ("iffn_t1_deit_t", ["data.root={cache}/classification"], {"top1": 10.0},
          "trained on sample data"),
-        (AFBO, ["recipe=null"], {"top1": 70.0}, "instead of"),
         (AFBO, ["backbone.drop_path_rate=0.3"], {"top1": 70.0},
          "backbone.drop_path_rate=0.3 instead of 0.1"),
-        (AFBO, ["trainer.max_steps=10"], {"top1": 70.0}, "trainer.max_steps=10 instead of -1"),
-        (AFBO, ["trainer.limit_train_batches=5"], {"top1": 70.0},
-         "trainer.limit_train_batches=5 instead of 1.0"),
-        (AFBO, ["data.image_size=160"], {"top1": 70.0}, "data.image_size=160 instead of 224"),
-        (AFBO, ["data=sample_classification"], {"top1": 70.0}, "trained on sample data"),
         (AFBO, ["data=cifar100"], {"top1": 70.0},
          "made on CIFAR100DataModule, not on the paper's data"),
         (AFBO, ["backbone=deit_s_afbo"], {"top1": 70.0},
          "backbone=deit_s_afbo instead of deit_t_afbo"),
-        ("iffn_t7_swin_t_iffn", ["data=sample_detection"], {"AP": 0.1}, ""),
-        ("iffn_t8_swin_t", ["data=sample_segmentation"], {"mIoU": 3.0}, ""),
         ("iffn_t8_swin_t", [], {"mIoU": 9.0, "images": 2000}, "trained from random weights"),
-        ("sbm_t2_sbm_b_finetune", ["data=sample_transfer"], {"top1": 3.0}, ""),
         ("iffn_t7_swin_t_iffn", ["head=retinanet"], {"AP": 0.1}, ""),
-        ("posmlp_t2_posmlp_b", ["backbone.drop_path_rate=0.3", "trainer.max_epochs=2"],
-         {"top1": 3.0}, ""),
         ("afbo_t2_lvt_r2", ["data.token_labels=null"], {"top1": 74.0},
          "data.token_labels=None instead of required"),
     ],

@@ -94,8 +94,8 @@ def test_seeds_are_averaged_and_a_link_counts_no_run_twice(run, shown):
 
 @pytest.mark.parametrize(
     "other",
-    ["trainer.max_epochs=9", "optimizer.lr=0.1", "data.batch_size=4", "data.train_share=0.5",
-     "callbacks.early_stopping.patience=3", "backbone.mixer.g2=6"],
+    ["trainer.max_epochs=9", "data.train_share=0.5", "callbacks.early_stopping.patience=3",
+     "backbone.mixer.g2=6"],
 )  # fmt: skip
 def test_different_settings_are_named_and_never_averaged(other, run, shown):
     run("backbone=deit_t_afbo", seed=0)
@@ -145,13 +145,10 @@ def data_summary(classes="c0ffee", val="decade", images=100, train=1000, number=
     ("typed", "data", "said"),
     [
         *(([typed], data_summary(), typed.lstrip("+")) for typed in (
-            "data.image_size=32", "data=sample_transfer", "data.sample_seed=1",
-            "+data.augmentation.interpolation=bilinear", "trainer.limit_val_batches=2",
+            "data.image_size=32", "data=sample_transfer", "trainer.limit_val_batches=2",
         )),
         ([], data_summary(classes="beef00"), "classes 10 (beef00)"),
-        ([], data_summary(number=8, classes="beef00"), "classes 8 (beef00)"),
         ([], data_summary(val="fade00"), "validation images 100 (fade00)"),
-        ([], data_summary(images=50, val="fade00"), "validation images 50 (fade00)"),
         ([], None, "classes unknown"),
     ],
 )  # fmt: skip
@@ -212,8 +209,7 @@ def test_iffn_shares_equal_terms_with_hosts_without_class_tokens(described, show
 
 @pytest.mark.parametrize(
     "typed",
-    ["backbone.drop_path_rate=0.2", "optimizer.lr=0.01", "trainer.max_epochs=9",
-     "data.augmentation.shift=0.1", "trainer.limit_train_batches=7", "task.ema={decay: 0.9}"],
+    ["backbone.drop_path_rate=0.2", "data.augmentation.shift=0.1", "task.ema={decay: 0.9}"],
 )  # fmt: skip
 def test_differences_besides_the_mixer_are_listed(typed, described, printed):
     described("swin_t")
@@ -455,27 +451,19 @@ GGQPE = f"{TOKENS}ggqpe"
 SAME_OR_OTHER = [
     ([GGQPE], [f"{TOKENS}{{name: ggqpe}}"], None),
     ([GGQPE], [f"{TOKENS}{{name: ggqpe, sigma: gamma_gammaT, groups: [8,16,32,64]}}"], None),
-    ([f"{TOKENS}sbm"], [f"{TOKENS}{{name: sbm, rank: 64, use_gate: true}}"], None),
     ([], ["+optimizer.eps=1e-8"], None),
-    ([], ["+optimizer.reference_batch=null"], None),
     (["optimizer.name=sgd"], ["optimizer.name=sgd", "+optimizer.momentum=0"], None),
-    ([], ["+schedule.power=1.0"], None),
-    ([], ["+schedule.by_epoch=false"], None),
     ([], ["++head.drop=0.0"], None),
-    ([], ["++head.label_smoothing=0.0"], None),
-    ([], ["++task.check_patches=true"], None),
     ([], ["++data.token_boxes=image"], None),
     (["backbone=deit_t"], ["backbone=deit_t", "backbone.mixer.drop=0.0"], None),
     ([GGQPE], [f"{TOKENS}{{name: ggqpe, sigma: alpha}}"], "sigma"),
     ([], ["+optimizer.eps=1e-6"], "optimizer.eps"),
-    ([], ["+schedule.power=2.0"], "schedule.power"),
-    ([], ["++head.drop=0.1"], "head.drop"),
 ]
 
 
 @pytest.mark.parametrize(
     ("one", "other", "named"),
-    rest_slow_pairs(SAME_OR_OTHER, [*SAME_OR_OTHER[1:4], SAME_OR_OTHER[13]]),
+    rest_slow_pairs(SAME_OR_OTHER, [*SAME_OR_OTHER[1:3], SAME_OR_OTHER[-2]]),
     ids=str,
 )
 def test_only_another_value_than_the_default_makes_a_row(one, other, named, run, shown):
