@@ -5,11 +5,8 @@ import functools
 
 import pytest
 import torch
-from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.utils import parametrize
 
-from backbones import create_backbone
 from backbones.fast import fast, switched_off
 from backbones.fast.cpu import afbo, iffn, sbm
 from backbones.layers.conv_pos_enc import ConvPosEnc
@@ -134,15 +131,6 @@ def test_overflow_is_never_hidden(name, training):
         assert (is_right | ~ours.isfinite()).all(), power
 
 
-def test_empty_batches_maps_and_single_tokens_keep_to_torch():
-    network = create_backbone("deit_t_afbo", img_size=64)
-    assert network.embed(torch.empty(0, 3, 64, 64)).shape == (0, 192)
-    assert not build_fast("afbo", 40).is_fast(torch.empty(2, 0, 7, 40).double())
-    mixer = build_fast("iffn", 16)
-    shapes = {(0, 4, 4): False, (1, 1, 1): False, (1, 1, 2): True}
-    assert {s: mixer.is_fast(torch.empty(*s, 16).double()) for s in shapes} == shapes
-
-
 OTHER_FORMS = {
     "afbo": [
         {"kernel_size": 5}, {"sm": "max"}, {"act": "gelu"}, {"act_on": "post"}, {"order": "sc"},
@@ -227,27 +215,6 @@ def test_schemas_and_gradients_of_operators_agree(operator, arguments):
     checks = checks[:1] if operator in ("star_mixer", "conv_pos_enc") else checks
     operator = getattr(torch.ops.mixerlab, operator).default
     torch.library.opcheck(operator, arguments(), test_utils=checks)
-
-
-class Turned(nn.Module):
-    """Parametrization with a result that lies transposed in memory."""
-
-    def forward(self, weight):
-        return weight.transpose(0, -1).contiguous().transpose(0, -1)
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [("full", "cm_a"), ("sbm", "conv"), ("sbm", "bilinear.proj"), ("sbm", "gate_proj")],
-)
-def test_computed_weights_keep_to_torch(name, part):
-    mixer, x = build(name)
-    expected, owner = mixer(x), mixer.get_submodule(part)
-    parametrize.register_parametrization(owner, "weight", Turned())
-    assert not mixer.is_fast(x)
-    close(mixer(x), expected)
-    parametrize.remove_parametrizations(owner, "weight", leave_parametrized=False)
-    assert mixer.is_fast(x)
 
 
 # Channels that fill lines of memory and that do not; more tokens than go through at a time.

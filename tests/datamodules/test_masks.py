@@ -305,13 +305,3 @@ def test_rotated_images_and_their_masks(tmp_path, caplog, orientation, size, suf
         f"1 of 4 images are rotated by their EXIF data, but their masks are stored upright "
         f"({image})"
     )
-
-
-@pytest.mark.parametrize("size", [SIZE, (40, 40)])
-def test_masks_are_rotated_by_their_own_exif_data(tmp_path, caplog, size):
-    shown = make_rotated(tmp_path, 6, size=size)
-    save_rotated(np.rot90(shown[..., 0] // 200), tmp_path / "masks/val/0.png", 6)
-    data = ready(SegmentationFolderDataModule, tmp_path)
-    found = truths(data)[str(tmp_path / "images/val/0.png")]
-    assert np.array_equal(found, shown[..., 0] // 200)
-    assert not [line for line in logged_lines(data, caplog) if "EXIF" in line]

@@ -96,18 +96,10 @@ def test_arrays_and_pth_files(tmp_path):
       b"property float y\nproperty float z\nend_header\n1234", "ends after 0 of 3 vertices"),
      ("g.ply", b"ply\nformat ascii 1.0\nelement vertex 0\nproperty float x\nproperty float y\n"
       b"property float z\nend_header\n", r"must be \(N, 3\) with points, got \(0, 3\)"),
-     ("h.ply", b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\n"
-      b"property float z\nend_header\n1 2 3\n4\n", "vertices with fewer than 3 numbers: 1"),
-     ("i.ply", b"ply\nformat ascii 1.0\nelement vertex 1000000000000\nproperty float x\n"
-      b"property float y\nproperty float z\nend_header\n1 2 3\n", "ends after 1 of 1000000000000"),
      ("j.ply", b"ply\nformat binary_little_endian 1.0\nelement vertex 1000000000000\nproperty float"
       b" x\nproperty float y\nproperty float z\nend_header\n0123456789ab", "ends after 1 of 1000"),
      ("k.ply", b"ply\nformat binary 1.0\n", "KeyError 'binary'"),
      ("l.ply", b"ply\nformat ascii 1.0\nelement vertex\n", "IndexError"),
-     ("m.ply", b"ply\nformat ascii 1.0\nelement camera 1\n", "must be vertex, got camera"),
-     ("n.ply", b"ply\nformat ascii 1.0\nelement vertex 1\nproperty quad x\n", "KeyError 'quad'"),
-     ("o.ply", b"ply\nformat ascii 1.0\nelement vertex x\n", "invalid literal"),
-     ("p.ply", b"ply\nformat ascii 1.0\nelement vertex 1\nend_header\n", "ends after"),
      ("d.npy", b"no array", "is not a readable cloud"),
      ("e.pth", b"no file", "is not a readable cloud"),
      ("f.xyz", b"", r"must be a \.ply, \.npy or \.pth file")],
@@ -132,11 +124,9 @@ def test_properties_of_other_tools_are_read(tmp_path):
     ("part", "value", "message"),
     [("labels", 0.7, r"labels must be whole numbers \(in an array of 4, 7 .*, got: 0.7"),
      ("labels", np.nan, "labels must be whole numbers .* got: nan"),
-     ("labels", np.inf, "labels must be whole numbers .* got: inf"),
      ("color", -1, "colours must be from 0 to 255, to 1 or to 65535, got -1 to 255"),
      ("color", 300.5, "colours must be from 0 to 255, to 1 or to 65535, got 0 to 300.5"),
      ("normal", np.nan, "numbers are not finite at some .*: normal"),
-     ("color", np.inf, "numbers are not finite .*: color"),
      ("coord", np.nan, "numbers are not finite .*: coord")],
 )  # fmt: skip
 def test_numbers_that_are_no_labels_colours_or_normals_are_refused(part, value, message, tmp_path):

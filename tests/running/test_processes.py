@@ -29,7 +29,6 @@ from tests.runs import (
     single_words,
     summary,
 )  # fmt: skip
-from tools.cli import processes
 from tools.cli.processes import check_trainer
 from tools.runs import nodes, process_group
 
@@ -102,37 +101,6 @@ def test_the_first_process_refuses_other_trainers(values, options, said, environ
     with environment({**values, "LOCAL_RANK": "1"}), pytest.raises(SystemExit) as ended:
         check_trainer(options)
     assert ended.value.code == 2
-
-
-@pytest.fixture
-def two_gpus(monkeypatch):
-    """Simulate a T4, too old for bfloat16, and an H100."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", [(7, 5), (9, 0)].__getitem__)
-    monkeypatch.setattr(torch.cuda, "get_device_name", ["Tesla T4", "H100"].__getitem__)
-
-
-@pytest.mark.parametrize("accelerator", ["auto", "gpu"])
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"devices": [1], "precision": "bf16-mixed"}, None),
-        ({"devices": 1, "precision": "16-mixed"}, None),
-        ({"devices": "auto"}, None),
-        ({"devices": 1, "precision": "bf16-mixed"}, "8.0 or above, but Tesla T4 has 7.5; pass"),
-        ({"devices": -1, "precision": "bf16-true"}, "trainer.precision=bf16-true needs a GPU"),
-        ({"devices": [2]}, "trainer.devices=[2], but torch sees 2 GPUs; pass a number up to 2"),
-        ({"devices": 4}, "or a list such as trainer.devices=[1]"),
-    ],
-    ids=str,
-)
-def test_gpus_are_checked_before_the_data_are_read(
-    options, said, accelerator, environment, two_gpus
-):
-    with environment({}):
-        problem = processes._find_problem(ONE | {"accelerator": accelerator} | options)
-    assert (problem is None) if said is None else (said in problem and "\n" not in problem)
 
 
 def test_each_process_draws_its_own_numbers_and_the_first_keeps_its_own():

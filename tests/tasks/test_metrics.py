@@ -119,19 +119,6 @@ def test_coco_metric_equals_pycocotools(coco, seen):
     assert metric.compute() == figures  # the same index serves every evaluation of a run
 
 
-def test_precisions_of_a_class_equal_those_of_a_set_of_this_class_alone(coco):
-    path, content, samples = coco
-    metric, whole = scored(content, samples, with_masks=True)
-    for kind, prefix in (("bbox", ""), ("segm", "mask_")):
-        for category in CATEGORIES:
-            expected = reference_figures(path, samples, kind, [category])
-            assert 0.05 < expected[0] < 1
-            row = metric.class_figures[category]
-            assert [row[f"{prefix}AP"], row[f"{prefix}AP50"]] == pytest.approx(expected[:2])
-        mean = np.mean([metric.class_figures[category][f"{prefix}AP"] for category in CATEGORIES])
-        assert mean == pytest.approx(whole[f"{prefix}AP"].item())
-
-
 def test_restricted_sets_and_classes_without_detections_or_ground_truth(coco):
     path, content, samples = coco
     found = copy.deepcopy(samples)

@@ -25,9 +25,8 @@ from tasks.engine.optimisation import optimizer as optim
 from tasks.engine.optimisation.optimizer import (
     build_optimizer,
     learning_rate_factor,
-    optimizer_rules,
 )
-from tasks.engine.optimisation.param_groups import param_groups, parameter_rules, schedule_rate
+from tasks.engine.optimisation.param_groups import param_groups, parameter_rules
 from tests.families import rest_slow
 from tests.running.tiny import tiny_task
 
@@ -390,22 +389,6 @@ def test_groups_by_pattern():
     }  # fmt: skip
     rules = {key: (rule.lr_scale, rule.weight_decay) for key, rule in rules.items()}
     assert {key: rules[key] for key in expected} == expected
-
-
-def test_the_schedules_rate_is_the_same_for_all_groups():
-    options = {"layer_decay": 0.7, "groups": [{"match": "classifier.*", "lr_scale": 10}]}
-    optimizer = build_optimizer(meta("deit_t"), name="sgd", lr=0.1, **options)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] == pytest.approx(1.0)
-    for group in optimizer.param_groups:
-        assert schedule_rate(group) == pytest.approx(0.1)
-    # The rules are built before sharding and replace the options.
-    rules = optimizer_rules(meta("deit_t"), {"weight_decay": 0.2, **options})
-    again = build_optimizer(meta("deit_t"), rules, name="sgd", lr=0.1)
-    shares = {(group["lr"], group["lr_scale"]) for group in again.param_groups}
-    assert shares == {(group["lr"], group["lr_scale"]) for group in optimizer.param_groups}
-    assert {group["weight_decay"] for group in again.param_groups} == {0, 0.2}
 
 
 @pytest.mark.parametrize(

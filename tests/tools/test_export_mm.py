@@ -266,9 +266,7 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
     [
         ("backbone=deit_t", "to= is missing: pass to=mmdet|mmseg"),
         ("to=timm", "backbone=NAME is missing"),
-        ("backbone=deit_t to=mmdt", "did you mean mmdet"),
         ("backbone=dei_t to=mmdet", "did you mean deit_t"),
-        ("backbone=deit_t to=mmdet standalon=true", "did you mean standalone=?"),
         ("backbone=deit_t backbone.pretrained=x.pth to=onnx", "pass the file as ckpt="),
         ("backbone=deit_t backbone.dense=true to=timm", "not an export option: each target takes"),
         ("backbone=deit_t to=mmdet ckpt=nowhere", "nowhere does not exist; pass a checkpoint"),

@@ -1,6 +1,5 @@
 """Sweeps: patterns as values, runs in other processes, and the table at the end."""
 
-import re
 import shlex
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
-from tools import run
 from tools.cli.grammar import parse
 from tools.comparing import sweep_table
 from tools.comparing.run_records import RunRecord
@@ -124,29 +122,6 @@ def test_folds_are_averaged_after_their_seeds(mode, capsys, monkeypatch):
     assert heads == ["data", "backbone", "data.val_area", *names]  # of area 5 is the row
     # Area 1 has 5 and 15 hits on average: 10 of 40 and 60 of 120 points of the unions.
     assert figures == ["s3dis", "ffnet_3d", "1,", "5", "70", "80", "37.5", "55"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        pytest.param("optimizer.lr=-1", "optimizer.lr must be above 0", marks=pytest.mark.slow),
-        pytest.param("data.batch_size=0", "data.batch_size=0 is too low", marks=pytest.mark.slow),
-        ("backbone.mixer.act=foo", "act must be one of .*; got 'foo'"),
-        ("trainer.accumulate_grad_batches=two", "accumulate_grad_batches=two is not a whole"),
-    ],
-)
-def test_a_setting_wrong_in_all_runs_ends_a_sweep_at_once(wrong, said, monkeypatch, capsys):
-    ran = []
-    monkeypatch.setattr(run, "run_by_hydra", lambda arguments: ran.append(arguments) or 0)
-    typed = ["-m", *SHORTEST, "backbone=deit_t", "seed=1,2"]
-    with pytest.raises(SystemExit):
-        run.main([*typed, wrong])
-    assert re.search(said, capsys.readouterr().err)
-    assert not ran
-    key, _, value = wrong.partition("=")
-    right = {"optimizer.lr": "0.1", "backbone.mixer.act": "relu"}.get(key, "2")
-    assert run.main([*typed, f"{key}={value},{right}"]) == 0  # one run is right
-    assert len(ran) == 1
 
 
 @pytest.mark.parametrize(

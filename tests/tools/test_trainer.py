@@ -8,7 +8,7 @@ import torch
 
 from tasks.engine.callbacks.progress import ProgressLines
 from tests.runs import composed, options
-from tools.config.training_length import LIMITS, fill_lengths
+from tools.config.training_length import fill_lengths
 from tools.runs.trainer import check_trainer_options, make_trainer, set_tf32
 
 CUDA = {
@@ -135,25 +135,6 @@ def test_switches_of_trainers(tmp_path):
 
 
 OPTIONS = {"limit_train_batches": 1.0, "limit_val_batches": 0.5, "max_epochs": 3, "max_steps": -1}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {}),
-        ({"limit_train_batches": None, "limit_val_batches": None}, {"limit_val_batches": 1.0}),
-        ({"max_epochs": None, "max_steps": 5}, {"max_epochs": -1, "max_steps": 5}),
-        ({"max_epochs": -1, "max_steps": 5}, {"max_epochs": -1, "max_steps": 5}),
-        ({"max_steps": None}, {}),
-        ({"overfit_batches": 0}, {"overfit_batches": 0}),
-        ({"overfit_batches": None}, {"overfit_batches": None}),
-        ({"overfit_batches": 2}, dict.fromkeys((*LIMITS, "overfit_batches"), 2)),
-        ({"overfit_batches": 0.1}, dict.fromkeys((*LIMITS, "overfit_batches"), 0.1)),
-    ],
-    ids=str,
-)
-def test_options_that_lightning_takes_are_numbers(given, expected):
-    assert fill_lengths({**OPTIONS, **given}, training=True) == {**OPTIONS, **expected}
 
 
 @pytest.mark.parametrize(
