@@ -80,19 +80,6 @@ def test_an_empty_batch_gives_empty_maps(host, dense):
 
 
 @pytest.mark.parametrize(
-    "dense", [pytest.param(False, marks=pytest.mark.slow), True], ids=["classify", "dense"]
-)
-@pytest.mark.parametrize("name", rest_slow(BOTH, QUICK_NAMES[1::2]))
-@torch.no_grad()
-def test_every_map_is_contiguous(name, dense):
-    backbone = short(name, dense=dense).eval()
-    x = images(65, 93, batch=2).float()
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        backbone.to(memory_format=memory_format)
-        assert all(m.is_contiguous() for m in backbone(x.contiguous(memory_format=memory_format)))
-
-
-@pytest.mark.parametrize(
     ("host", "assign"),
     rest_slow_pairs(
         list(product(SMALLEST, (False, True))),

@@ -11,9 +11,7 @@ from itertools import cycle
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from backbones.fast import switched_off
@@ -136,27 +134,6 @@ def test_operators_name_unsupported_gradients(name, form):
         )
     else:
         close(at_once[0][2], torch.autograd.grad(y, x, directions[2])[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "form", "mode"),
-    [
-        pytest.param(*case, mode, marks=() if turn in (0, 5) else pytest.mark.slow)
-        for case, turn in zip(FORMS, cycle(range(8)), strict=False)
-        for mode in MODES[turn % 2 :][:1]
-    ],
-)
-def test_traces_and_fake_tensors_see_operations(name, form, mode):
-    mixer, (x, _) = build(name, form).eval(), given()
-    with mode():
-        graph = make_fx(mixer)(x)
-        close(graph(x), mixer(x))
-    assert not any("mixerlab" in str(node.target) for node in graph.graph.nodes)
-    mixer, (x, _) = build(name, form).eval(), given()
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode():
-        for _ in range(2):  # nothing of the first pass is remembered
-            assert mixer(fake.from_tensor(x)).shape == x.shape
-    close(mixer(x), build(name, form).eval()(x))
 
 
 class Quantised(Tensor):

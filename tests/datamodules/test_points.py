@@ -1,6 +1,5 @@
 """Point clouds on disk, their augmentation, and the generated rooms."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -227,22 +226,6 @@ def test_a_folder_of_labelled_clouds(tmp_path):
     assert data.class_names == ("wall", "floor", "chair")
     with pytest.raises(ValueError, match=r"data\.features must be some of color, normal, coord"):
         CloudFolderDataModule(tmp_path, features=["colour"], **SMALL)
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_split_without_a_labelled_point_is_refused(split, tmp_path):
-    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
-    for name in ("train", "val"):
-        write_folder(
-            tmp_path / name / "0", one=dataclasses.replace(cloud(), labels=-1 + 0 * cloud().labels)
-        )
-        write_folder(tmp_path / name / "1")
-    CloudFolderDataModule(tmp_path, **SMALL).setup()  # one labelled cloud will do
-    np.save(tmp_path / split / "1" / "segment.npy", np.full(200, 255))
-    with pytest.raises(
-        ValueError, match=rf"{split}/0 and all other clouds .* ignored labels alone"
-    ):
-        CloudFolderDataModule(tmp_path, **SMALL).setup()
 
 
 def test_missing_colours_and_normals_are_named(tmp_path, caplog):

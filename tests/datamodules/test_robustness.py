@@ -86,27 +86,6 @@ def test_incomplete_c(tmp_path):
     rejected(tmp_path / "fog", "imagenet_c", r"lacks <kind>/<severity>/<class>/")
 
 
-@pytest.mark.slow
-def test_all_existing_sets(tmp_path, caplog):
-    write_subset(tmp_path / "imagenet-a", "imagenet_a")
-    write_subset(tmp_path / "far", "imagenet_r")
-    write_classes(tmp_path / "imagenet/val", SYNSETS)
-    (tmp_path / "sketch").mkdir()
-    write_classes(tmp_path / "sketch", SYNSETS[:3])
-    with caplog.at_level("INFO"):
-        data = ready(tmp_path, roots={"imagenet_r": str(tmp_path / "far")})
-    names = [part.name for part in data.parts]
-    assert names == [
-        "imagenet", "imagenet_a", "imagenet_r", "imagenet/imagenet_a", "imagenet/imagenet_r"
-    ]  # fmt: skip
-    assert data.absent == ("imagenet_c", "imagenet_v2")
-    assert "imagenet_sketch is incomplete: no images of 997 classes" in caplog.text
-    clean = data.parts[3]
-    assert clean.labels == clean.columns == subset_classes("imagenet_a")
-    assert clean.files[0] == f"{SYNSETS[clean.labels[0]]}/0.JPEG"
-    assert data.sizes() == {"imagenet": 1000, "imagenet_a": 200, "imagenet_r": 200}
-
-
 def test_wrong_folders_are_rejected(tmp_path):
     not_found(tmp_path, r"must hold one of the folders imagenet or")
     absent = tmp_path / "absent"

@@ -192,18 +192,6 @@ def test_install_compiles_operators_that_are_missing(machine, change):
     assert machine.calls.read_text() == ""
 
 
-@pytest.mark.parametrize("change", ["constraints.txt", "pyproject.toml", ".venv"])
-def test_install_looks_again_after_a_change(machine, change):
-    machine.install()
-    if change == ".venv":
-        (machine.root / ".venv/lib/python3.11/site-packages/timm-0.1.dist-info").mkdir()
-    else:
-        with (machine.root / change).open("a") as file:
-            file.write("# changed\n")
-    machine.installs()
-    assert machine.pip_calls()
-
-
 def test_install_continues_after_a_failure(machine):
     (machine.root / "fail").write_text("lots of output\nERROR: No space left on device\n")
     run = machine.install()

@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-from tasks.engine.base import BaseTask
 from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.checkpoints.files import AtomicCheckpointIO
 from tasks.engine.run_folder.run_config import RunConfig
@@ -183,29 +182,6 @@ def test_half_written_files_are_skipped(trained_copy, trained, capsys):
     assert summary(copy)["metrics"].keys() == summary(folder)["metrics"].keys()
     # Training was complete, so the good one stays.
     assert same(weights(copy, "last.previous"), weights(folder))
-
-
-@pytest.mark.parametrize("continues", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_full_gpu_names_the_batch_and_loses_nothing(continues, trained_copy, capsys, monkeypatch):
-    folder, typed = trained_copy
-    last = folder / "checkpoints" / "last.ckpt"
-    typed, before = [*typed, "trainer.max_epochs=3"], last.read_bytes()
-
-    def full(self, batch, index):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 ...")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BaseTask, "training_step", full)
-        ended = run_here(typed, capsys)
-    assert (ended.status, len(ended.err.splitlines())) == (2, 1)
-    assert "data.batch_size=8 and trainer.accumulate_grad_batches=1; pass " in ended.err
-    assert "data.batch_size=4 trainer.accumulate_grad_batches=2 for a step" in ended.err
-    assert f"resume=true ckpt={folder} continues from the last checkpoint" in ended.err
-    assert last.read_bytes() == before
-    assert (folder / "error.txt").read_text() in ended.err
-    if continues:
-        completed([*typed, f"ckpt={folder}", "backbone.grad_checkpointing=true"], capsys)
-        assert torch.load(last, weights_only=True)["global_step"] == 15
 
 
 @pytest.mark.parametrize(

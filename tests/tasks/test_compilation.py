@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import logging
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from backbones import create_mixer
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast
 from tasks.engine.loops import compilation
-from tasks.engine.loops.compilation import MAX_SHAPES, check_compiler, compile_blocks
+from tasks.engine.loops.compilation import check_compiler, compile_blocks
 from tests.families import SMALLEST, rest_slow, rest_slow_pairs, short
 from tests.forms import FORMS
 from tests.runs import arguments, completed, composed
@@ -68,29 +67,6 @@ def test_every_mixer_is_one_graph(name, form):
     found = gradients(compiled, x)
     expected = gradients(mixer, x)
     assert_same({key.removeprefix("_orig_mod."): value for key, value in found.items()}, expected)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_limit_of_compiled_sizes_is_logged(caplog):
-    torch._dynamo.reset()
-    plain = short("deit_t").eval()
-    compiled, seen = copy.deepcopy(plain), []
-
-    def backend(graph, inputs):
-        seen.append(inputs)
-        return graph.forward
-
-    compile_blocks(compiled, backend=backend)
-    caplog.set_level(logging.INFO)
-    for turn in range(MAX_SHAPES + 2):
-        graphs = len(seen)
-        images = torch.randn(1, 3, 64, 64 + 32 * turn)
-        torch.testing.assert_close(compiled(images), plain(images))
-        assert (len(seen) > graphs) == (turn < MAX_SHAPES)
-    assert caplog.text.count(f"compiled for {MAX_SHAPES} sizes") == 1
-    compiled(torch.randn(1, 3, 64, 64))  # the first size keeps its graph
-    assert len(seen) == graphs
 
 
 def test_recomputed_blocks_are_not_compiled():

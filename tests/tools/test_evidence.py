@@ -7,9 +7,7 @@ import torch
 
 from backbones.analysis.class_activation import class_activation
 from tests.families import short
-from tests.runs import arguments, completed
 from tests.tensors import images, tokens
-from tools import analyse
 from tools.analyses.evidence import _segmentor_evidence
 
 INSIDE = [(6, 8), (4, 5)]  # the second image is padded
@@ -90,23 +88,3 @@ def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
         ours = torch.nn.functional.interpolate(ours[:, None].float(), x.shape[2:], mode="bilinear")
         assert (ours[:, 0] - theirs).abs().mean() < 0.02
     assert max(seen) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["segmentation", "detection"])
-def test_class_maps_of_a_dense_run(task, tmp_path, capsys):
-    pytest.importorskip("mmdet")
-    ended = completed(arguments(task, tmp_path, backbone="edgevit_xxs"), capsys)
-    run = f"ckpt={ended.folder()}"
-    assert analyse.main(["cam", run, "images=2", f"out={tmp_path / 'out'}"]) == 0
-    printed = capsys.readouterr().out
-    assert ("of the pixels" if task == "segmentation" else "boxes") in printed
-    assert (tmp_path / "out" / "cam.png").stat().st_size > 10_000
-    assert analyse.main(["cam", run, "class=label"]) == 2
-    assert "have several classes" in capsys.readouterr().err
-    status = analyse.main(["landscape", run, "points=2", "iterations=1", "images=2"])
-    if task == "detection":
-        assert status == 2
-        assert "matches boxes" in capsys.readouterr().err
-    else:
-        assert status == 0

@@ -376,9 +376,7 @@ STAND_INS = {
     "segmentation": (SampleSegmentation, {"num_train": 4, "num_val": 1}),
 }
 DRAWN = (
-    AFBO, "posmlp_t4_posmlp_t_groups_1", "ffnet_t1_ffnet_1", "sbm_t6_sbm_t_pos_none",
-    "sbm_t2_deit_b_linear_probe", "afbo_t4_poolformer_s12_afbo_retinanet", "iffn_t7_swin_t_iffn",
-    "ffnet_t2_ffnet_2", "ffnet_t3_ffnet_seg_ade20k",
+    AFBO, "sbm_t2_deit_b_linear_probe", "iffn_t7_swin_t_iffn", "ffnet_t3_ffnet_seg_ade20k",
 )  # fmt: skip
 
 

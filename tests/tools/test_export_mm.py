@@ -1,6 +1,5 @@
 """Our backbones in the MM toolkits, exports to them, and the way back."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -15,18 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from backbones import create_backbone
-from datamodules.files import load_rgb
 from heads.linear import LinearClassifier
 from tests.families import HOSTS, SMALLEST, by_turns, drawn, rest_slow, rest_slow_pairs
-from tests.numbered import (
-    BACKBONE,
-    NATURAL,
-    TEXT,
-    classifier,
-    prepared,
-    save_ours,
-    write_folders,
-)  # fmt: skip
 from tests.runs import arguments, completed
 from tools import export
 
@@ -415,34 +404,6 @@ def train_and_export(task, to, tmp_path, capsys, *more):
     # If there is an average, it was validated.
     adopt(model, in_memory(content.get("state_dict_ema", content["state_dict"]), str(run)))
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)
-
-
-@pytest.mark.parametrize("order", [pytest.param("text", marks=pytest.mark.slow), "natural"])
-@torch.no_grad()
-def test_numbered_folders_score_in_mmpretrain(order, tmp_path):
-    """Uses its own reader of class folders, or of the lists that the folder's script writes."""
-    from mmpretrain.registry import DATASETS
-
-    names = {"text": TEXT, "natural": NATURAL}[order]
-    root = write_folders(tmp_path / "data")
-    network = classifier(root, order)
-    save_ours(network, tmp_path / "last.ckpt", names)
-    typed = [f"backbone={BACKBONE}", "backbone.img_size=64", SIZE, "to=mmpretrain"]
-    out = run_export(tmp_path, *typed, f"ckpt={tmp_path / 'last.ckpt'}")
-    assert json.loads((out / "class_names.json").read_text()) == list(names)
-    assert (out / "annotations.py").exists() == (order == "natural")
-    if order == "natural":
-        assert "python annotations.py <data_root>" in (out / "README.md").read_text()
-        subprocess.run([sys.executable, out / "annotations.py", root], check=True)
-    config = Config.fromfile(out / "config.py").val_dataloader.dataset
-    with DefaultScope.overwrite_default_scope("mmpretrain"):
-        dataset = DATASETS.build({**config, "data_root": str(root), "pipeline": []})
-    assert tuple(dataset.metainfo["classes"]) == names
-    for index in range(len(dataset)):
-        sample = dataset.get_data_info(index)
-        image = prepared(load_rgb(sample["img_path"], upright=False))
-        assert int(network(image[None]).argmax()) == sample["gt_label"]
-    assert len(dataset) == len(names)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,7 @@ from tests.runs import (
     command,
     composed,
     refused,
-    run_here,
     start,
-    summary,
     wait_for,
     write_run,
 )  # fmt: skip
@@ -104,38 +102,6 @@ def test_wrong_profilers_and_loggers_are_one_sentence(tmp_path, monkeypatch):
             monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(ValueError, match=said):
             loggers.make_loggers(given, tmp_path, {})
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("sample_cache")
-def test_a_run_with_everything(tmp_path, capsys, caplog):
-    caplog.set_level(logging.INFO)
-    typed = arguments("classification", tmp_path, "callbacks.top_k=2", "logger=csv",
-                      "callbacks.gradient_norm=2", "callbacks.learning_rate=true",
-                      "callbacks.early_stopping.patience=1", "trainer.profiler=simple",
-                      "callbacks.early_stopping.min_delta=100", "callbacks.device=true",
-                      "trainer.log_every_n_steps=1", epochs=5)  # fmt: skip
-    ended = run_here(typed, capsys)
-    assert (ended.status, ended.err) == (0, "")
-    folder = ended.folder()
-    assert "Stopped early after epoch 2: val/top1 was best at" in caplog.text
-    assert "run_training_batch" in (folder / "profile.txt").read_text()
-    assert "run_training_batch" in caplog.text
-    assert "run_test_evaluation" not in caplog.text
-    assert not (folder / "tensorboard").exists()
-    names = sorted(path.name for path in (folder / "checkpoints").glob("top_*"))
-    shown = [re.sub(r"[\d.]+ckpt", "", name) for name in names]
-    assert shown == ["top_epoch_000_step_2_top1_", "top_epoch_001_step_4_top1_"]
-    rows = read_rows(folder / "metrics.csv")
-    norms = {row["step"]: row.get("train/gradient_norm", 0) for row in rows}
-    assert [step for step, norm in norms.items() if norm > 0] == [0, 2, 4, 6, 8]
-    columns = {key for row in rows for key in row}
-    assert any(key.startswith("lr-AdamW") for key in columns)
-    assert any("cpu_percent" in key for key in columns)
-    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
-    (state,) = (value for key, value in saved.items() if key.startswith("StopEarly"))
-    assert state["wait_count"] == 1, "the last checkpoint does not know of the last validation"
-    assert summary(folder)["metrics"]["top1"] >= 0
 
 
 def test_the_norm_equals_that_of_all_gradients():
