@@ -8,13 +8,11 @@ from backbones.analysis.attention import record_attention
 from backbones.analysis.capturing import coefficients
 from backbones.analysis.mappings import channel_mappings, dense
 from backbones.analysis.relations import token_relations
-from tests.errors import refuses
 from tests.families import rest_slow
 from tests.tensors import images
 
 SHOWN = ["aggregated", "gated_attention", "lsa_gsa", "outlook", "rasa", "retention",
          "single_head", "sra"]  # fmt: skip
-HIDDEN = ["agent", "bi_level", "channel_attention", "differential", "mqa2d", "xca"]
 
 
 def network(name):
@@ -30,18 +28,6 @@ def test_weights_of_tokens_for_tokens_are_recorded(name):
         heads = weights.shape[2]
         assert attention.maps().shape == (1, heads, *attention.key_size)
         assert attention.distances().shape == (1, heads)
-
-
-@pytest.mark.parametrize("name", rest_slow(HIDDEN, ["xca"]))
-def test_other_attention_is_not_taken_for_it(name):
-    """Such as xca's of 64 channels for 64 channels, which is as large as a map of 8 x 8."""
-    refuses("lacks attention between tokens", record_attention, network(name),
-            images(64, 64).float())  # fmt: skip
-
-
-def test_mixers_that_hide_their_attention_are_listed():
-    hidden = {name for name in list_mixers("token") if not create_mixer(name, 32).shows_attention}
-    assert hidden == set(HIDDEN)
 
 
 @pytest.mark.parametrize("name", ["low_rank", "monarch"])
@@ -80,15 +66,6 @@ def test_the_matrices_of_a_global_filter_are_its_jacobian(size):
     torch.testing.assert_close(relation.matrix, jacobian(mixer, 3, size))
 
 
-def test_large_maps_show_fewer_channels_of_a_global_filter():
-    mixer = create_mixer("global_filter", 64, grid=(40, 40))
-    matrix = token_relations(mixer)[""].matrix
-    assert matrix.shape == (13, 1600, 1600)
-    last = create_mixer("global_filter", 1, grid=(40, 40))
-    last.load_state_dict({"filter": mixer.filter[:, :, -1:]})
-    torch.testing.assert_close(matrix[-1:], token_relations(last)[""].matrix)
-
-
 def test_the_matrices_of_s_mlp_are_those_of_columns_and_rows():
     size, fused = (3, 4), []
     mixer = create_mixer("s_mlp", 2, grid=size).double().eval()
@@ -101,10 +78,6 @@ def test_the_matrices_of_s_mlp_are_those_of_columns_and_rows():
     torch.testing.assert_close(found[1:] + mixer.proj_w.bias.view(4, 1), across)
     reached = relation.centre_maps() != 0
     assert reached.sum(dim=(1, 2)).tolist() == [3, 4]
-
-
-def test_mlps_over_tokens_lack_a_matrix():
-    refuses("lacks a matrix over tokens", token_relations, create_mixer("spatial_mlp", 4))
 
 
 def test_channel_mixers_with_a_last_layer_have_coefficients():

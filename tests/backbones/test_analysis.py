@@ -78,18 +78,6 @@ def test_blocks_give_maps_and_coefficients_on_every_host(name):
     assert all(not parameter.requires_grad for parameter in backbone.parameters())
 
 
-@pytest.mark.slow
-def test_the_last_map_is_the_one_that_the_host_gives():
-    for name in ("resnet18", "poolformer_s12", "swin_t"):
-        backbone = network(name)
-        last = list(block_maps(backbone, images(*SIZE)).values())[-1]
-        torch.testing.assert_close(last, backbone(images(*SIZE))[-1])
-    deit = network("deit_t")
-    last = list(block_maps(deit, images(*SIZE)).values())[-1]
-    normed = deit.norm(last.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-    torch.testing.assert_close(normed, deit(images(*SIZE))[0])
-
-
 def test_blocks_have_names_numbers_and_coefficients():
     backbone = network("swin_t")
     names = backbone.block_names()
@@ -172,18 +160,6 @@ def test_shares_and_directions_of_contributions():
     assert high_contribution(field, [0.12])[0].side == 7
 
 
-def test_a_receptive_field_needs_one_size_and_numbers(monkeypatch):
-    refuses("one size", receptive_field, Convolutions().double(), [images(8, 8), images(8, 9)])
-    monkeypatch.setattr(
-        "backbones.analysis.receptive_field.contributions", lambda backbone, x: x[:, 0]
-    )
-    first, second, broken = tokens(3, 8, 8).abs()
-    broken[3, 3] = math.nan
-    batch = torch.stack([first, broken, second])[:, None].expand(-1, 3, -1, -1)
-    torch.testing.assert_close(receptive_field(None, [batch]), (first + second) / 2)
-    refuses("NaN or infinite", receptive_field, None, [batch[1:2]])
-
-
 @pytest.mark.parametrize("name", rest_slow([*SMALLEST, "swin_t_afbo"], QUICK))
 def test_receptive_fields_and_class_maps_of_every_host(name):
     backbone = network(name)
@@ -239,15 +215,6 @@ def test_class_maps_by_plain_equations(method):
     expected = plain_class_activation(features.detach(), gradients, method)
     torch.testing.assert_close(found, expected)
     assert found.sum() > 0
-
-
-def test_eigencam_and_wrong_arguments_of_class_maps():
-    backbone, x = Convolutions(1).double().eval(), images(16, 16)
-    component, _ = class_activation(backbone.embed, backbone, x, method="eigencam")
-    assert component.shape == (1, 16, 16)
-    tensor = torch.tensor([4])
-    refuses("classes 0 to 3", class_activation, backbone.embed, backbone, x, tensor)
-    refuses("method", class_activation, backbone.embed, backbone, x, method="cam")
 
 
 def test_learnt_activations_are_evaluated_channel_by_channel():

@@ -195,26 +195,6 @@ def test_recorded_attention_equals_the_layers():
     torch.testing.assert_close(one.weights[1, 2 * 12 + 1], logits.softmax(-1))
 
 
-def test_attention_has_masks_places_and_swapped_in_mixers():
-    backbone = network("swin_t")
-    found = record_attention(backbone, images(*SIZE))
-    first = found["layers.0.blocks.0.attn"].weights
-    shifted = found["layers.0.blocks.1.attn"].weights
-    # The mask separates the regions in the last window of a shifted map.
-    assert (shifted[0, -1, 0] < 1e-12).any()
-    assert (first[0, 0] > 0).all()
-    backbone = network("poolformer_s12", "attention")
-    found = record_attention(backbone, images(*SIZE))
-    assert len(found) == len(backbone.block_names())
-    one = found["stages.2.blocks.0.token_mixer"]
-    assert one.query_size == (4, 6)
-    assert one.stride == 16
-    found = record_attention(network("pvt_v2_b1"), images(*SIZE))["stages.0.blocks.0.attn"]
-    assert (found.query_size, found.key_size, found.key_step) == ((16, 24), (2, 3), 8)
-    uniform = Attention(torch.full((1, 1, 1, 4, 1), 1.0), 0, (2, 2), (1, 1), 1.0, 2.0, stride=8.0)
-    assert uniform.distances().item() == pytest.approx(8 * math.sqrt(0.5))
-
-
 def test_rollout_equals_a_plain_product():
     layers = []
     for seed in range(3):

@@ -119,24 +119,3 @@ def test_declared_names_tell_layers_stages_and_blocks():
     assert learning == {"net.down2", "net.level2.unit0", "final"}
     host.set_grad_checkpointing()
     assert len(host.train()(IMAGES)) == 2
-
-
-LACKS = "small lacks blocks under a name that its layer_names"
-UNKNOWN = r"name that is known: .* in its attribute layer_names"
-
-
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ([Rule(r"encoder\.(\d+)\.(\d+)\.")], LACKS),
-        ([Rule(r"net\.level(\d+)\.unit(\d+)\.")], LACKS),  # first is 0
-        ([Rule(r"net\.level(\d+)\.unit(\d+)\.", first=2)], LACKS),
-        ([Rule(r"net\.level(\d+)\.unit(\d+)\.", first=1, first_block=1)], LACKS),
-        (None, UNKNOWN),
-    ],
-)
-def test_names_that_do_not_fit_are_refused(rules, message):
-    host = Small()
-    host.layer_names = LayerNames(blocks=tuple(rules)) if rules else LayerNames()
-    with pytest.raises(ValueError, match=message):
-        _ = host.layer_ids

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import time
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from torch.func import functional_call
 
 from backbones import create_mixer
 from backbones.fast import fast
-from backbones.fast.eval_cache import MAX_ENTRIES, EvalCache
-from tests.threads import in_threads
+from backbones.fast.eval_cache import EvalCache
 
 
 class Square(nn.Module):
@@ -42,24 +40,6 @@ def square():
         module()
     assert module.computed == 1
     return module
-
-
-@torch.no_grad()
-def test_answers_each_question_once_and_drops_the_oldest(square):
-    first = square()
-    assert square() is first
-    assert square.computed == 1
-    torch.testing.assert_close(first, square.expected())
-    for question in ((3, 4), (4, 3), "x"):
-        assert square(question) is square(question)
-    assert square.computed == 4
-    for question in range(MAX_ENTRIES):
-        square(question)
-    computed = square.computed
-    square(MAX_ENTRIES - 1)
-    assert square.computed == computed
-    square(None)
-    assert square.computed == computed + 1
 
 
 def by_optimizer(module):
@@ -133,29 +113,3 @@ def test_copies_and_derivatives_leave_the_cache_empty(square):
     stacked = {k: torch.stack([p, p]) for k, p in values.items()}
     torch.testing.assert_close(torch.vmap(mixed)(stacked)[1], expected)
     torch.testing.assert_close(module(x), expected)
-
-
-class Slow:
-    """A question that lets another thread run whenever a cache looks for it."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def __eq__(self, other):
-        return self.number == other.number
-
-    def __hash__(self):
-        time.sleep(1e-5)
-        return hash(self.number)
-
-
-def test_threads_ask_push_out_and_forget_at_the_same_time():
-    """Every third call takes gradients, which empties the cache."""
-    module, expected = Square(), Square().expected()
-
-    def ask(number):
-        with torch.set_grad_enabled(number % 3 == 0):
-            return [module(Slow(number + more)) for more in range(2 * MAX_ENTRIES)]
-
-    for _, answers in in_threads(ask, range(40)):
-        assert all(torch.equal(answer, expected) for answer in answers)

@@ -137,17 +137,6 @@ def test_fusing_keeps_type_and_mode_and_names_variants():
     refuses(message, convert_official_state_dict, {}, "ffnet_1", "plain")
 
 
-@pytest.mark.parametrize("name", ["ffnet_1_afbo", "ffnet_1"])
-def test_fuses_around_and_inside_swapped_mixers(name):
-    backbone = create_backbone(name, token_mixer="ffnified", dense=True).eval()
-    expected = backbone(images(64, 80, batch=2).float())
-    backbone.fuse()
-    assert is_fused(backbone)
-    torch.testing.assert_close(
-        backbone(images(64, 80, batch=2).float()), expected, rtol=1e-4, atol=1e-4
-    )
-
-
 @pytest.mark.parametrize(("given", "built"), PAIRS)
 @pytest.mark.parametrize("name", ["tiny_2", "tiny_seg"])
 def test_weights_load_into_their_form_or_the_fused_one(name, given, built):
@@ -178,24 +167,6 @@ def test_checkpoints_of_the_authors_detectors_load():
         tensors |= {f"norm{i}.weight": torch.ones(width), f"norm{i}.bias": torch.ones(width)}
     report = load(tiny("tiny_2", dense=True), tensors, "detector")
     assert (report.initialised, report.skipped) == ((), ())
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "built", "message"),
-    [
-        ("tiny_2", "fused", "train", r"of the fused form, .*; build the backbone with fused"),
-        ("tiny_3", "train", "train", "does not fit"),
-        ("without", "train", "train", r"missing stages\.0\.blocks\.0\.token_mixer"),
-        ("without", "fused", "fused", r"missing stages\.0\.blocks\.0\.token_mixer"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(name, given, built, message):
-    tensors = reference.random_tensors(TINY["tiny_2"], given)
-    if name == "without":
-        tensors = {k: v for k, v in tensors.items() if ".0.token_mixer." not in k}
-    backbone = tiny("tiny_2" if name == "without" else name, form=built)
-    refuses(message, load, backbone, tensors)
-    assert is_fused(backbone) == (built == "fused")
 
 
 @pytest.mark.parametrize("options", rest_slow([{}, {"token_mixer": "attention"}], [{}]), ids=str)
@@ -229,21 +200,6 @@ def test_channel_mixer_replaces_the_ffn_behind_its_query(name, ratio):
     for block in (m for m in swapped.modules() if isinstance(m, FFNetBlock)):
         assert isinstance(block.channel_mixer.memory, Mixer)
         assert block.channel_mixer.query.state_dict()
-
-
-@pytest.mark.slow
-def test_ffn_in_its_slot_is_the_own_one():
-    plain = randomise_network(create_backbone("ffnet_1"))
-    swapped = create_backbone("ffnet_1", mixer={"drop": 0.1}).double().eval()
-    own = {}
-    for key, value in plain.state_dict().items():
-        if ".channel_mixer.memory." in key:
-            key = key.replace("memory.key", "memory.fc1").replace("memory.value", "memory.fc2")
-            value = value.flatten(1) if value.ndim > 1 else value
-        own[key] = value
-    swapped.load_state_dict(own)
-    x = images(64, 70, batch=2)
-    torch.testing.assert_close(swapped(x), plain(x), **EXACT)
 
 
 def test_starts_as_its_authors_say():

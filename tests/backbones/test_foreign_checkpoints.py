@@ -49,10 +49,6 @@ def below(prefix, tensors=OWN):
     return {f"{prefix}.{key}": value for key, value in tensors.items()}
 
 
-def read(path):
-    return open_checkpoint(path).state_dict
-
-
 def averaged():
     network = Network()
     network.load_state_dict(OWN)
@@ -121,21 +117,6 @@ def test_a_classifier_beside_its_backbone_is_kept(wrapper, head):
     assert left_out == ["criterion"]
 
 
-def test_several_networks_or_files_are_named(tmp_path):
-    torch.save(below("student") | below("teacher"), tmp_path / "a.pth")
-    refuses(r"2 networks of the same names, under student\. and tea", read, tmp_path / "a.pth")
-    torch.save({"student": OWN, "teacher": OWN, "epoch": 1}, tmp_path / "a.pth")
-    refuses("tensors in several entries, student, teacher; save one", read, tmp_path / "a.pth")
-    (tmp_path / "a.pth").unlink()
-    for name in ("epoch_1.pth", "epoch_2.pth"):
-        torch.save(OWN, tmp_path / name)
-    refuses(r"several checkpoints \(epoch_1\.pth, epoch_2\.pth\)", open_checkpoint, tmp_path)
-    other = tmp_path / "onnx"
-    other.mkdir()
-    (other / "classifier.onnx").write_bytes(b"x")
-    refuses("is an export to ONNX, which has no readable", checkpoint_file, other)
-
-
 class Act:
     def __init__(self, function, *arguments):
         self.call = (function, arguments)
@@ -164,16 +145,6 @@ def test_functions_are_named_and_never_called(function, named, zipped, tmp_path)
     with pytest.raises(ValueError, match=rf"holds more than tensors.*({named}).*could run code"):
         open_checkpoint(tmp_path / "a.pth")
     assert not made.exists()
-
-
-def test_whole_modules_and_archives_are_named(tmp_path):
-    for content, where in ((Network(), ""), ({"model": Network()}, "")):
-        torch.save(content, tmp_path / "a.pth")
-        refuses(rf"whole objects \(.*Network\){where}.*state_dict", read, tmp_path / "a.pth")
-    np.savez(tmp_path / "jax.npz", a=np.ones(2))
-    refuses("an archive of NumPy arrays", open_checkpoint, tmp_path / "jax.npz")
-    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
-    refuses("a TorchScript archive; save the state_dict", open_checkpoint, tmp_path / "script.pt")
 
 
 @pytest.mark.parametrize(
@@ -237,18 +208,3 @@ def test_folders_of_other_tools_give_their_network(make, tmp_path):
     make(tmp_path)
     for path in (tmp_path, checkpoint_file(tmp_path), checkpoint_file(tmp_path).resolve()):
         assert open_checkpoint(path).state_dict.keys() == OWN.keys()
-
-
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "absent", 3, None])
-def test_an_index_names_files_beside_it_only(name, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    safetensors.torch.save_file(OWN, tmp_path / "outside.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    refuses(r"which is missing from its folder", open_checkpoint, folder)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', "[" * 5000, "\x00"])
-def test_a_damaged_index_is_named(text, tmp_path):
-    (tmp_path / "model.safetensors.index.json").write_text(text)
-    refuses(r"index\.json is not an index of weights", open_checkpoint, tmp_path)

@@ -10,7 +10,7 @@ from PIL import Image
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-from backbones import Mixer, create_backbone, create_mixer, list_hosts, register_mixer
+from backbones import Mixer, create_backbone, list_hosts, register_mixer
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.behaviour import fingerprint
 from backbones.checkpoints.equations import FINGERPRINT, RECORD, START, first_change, plain_value
@@ -20,7 +20,6 @@ from backbones.mixers.ffn import FFN
 from backbones.options import variant_of
 from backbones.registry import find_mixer
 from heads.linear import LinearClassifier
-from tests.errors import refuses
 from tests.families import drawn, meta_backbone, rest_slow
 from tests.tensors import tokens
 
@@ -95,17 +94,6 @@ def test_tables_at_their_own_size_are_returned_unchanged(axes):
 def test_undeclared_axes_are_recognised(own, theirs, found):
     result = common_source({"table": (own, theirs)}, (6, 6), {})
     assert result == (None if found is None else (found[0], {"table": found[1]}))
-
-
-def test_tables_of_a_mixer_by_name():
-    tables = {"weight": ((36, 36), (16, 16)), "bias": ((36,), (25,))}
-    assert common_source(tables, (6, 6), {}) is None
-    mixer = create_mixer("ffn", 4)
-    refuses(r"fc1.weight of FFN is missing from its grid_axes", mixer.at_size, "fc1.weight", (3, 3))
-    mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
-    assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places
-    mixer.grid_axes = {"fc1.weight": "H W C"}
-    refuses("does not fit the axes 'H W C'; correct grid_axes", mixer.at_size, "fc1.weight", (3, 5))
 
 
 class Naive(Mixer):
@@ -311,21 +299,6 @@ def test_the_fingerprint_of_a_checkpoint_is_of_its_equation_alone(stars, monkeyp
     record[FINGERPRINT]["options"]["name"] = "absent"
     torch.save(file, path)
     assert "builds another network today (there is no backbone called 'absent'" in said()[0]
-
-
-def test_a_checkpoint_without_a_record_loads_without_warning(stars):
-    file = make_checkpoint(create_backbone("deit_t_comet", img_size=64), record=False)
-    assert not load_checkpoint(file, "deit_t_comet_sum", img_size=64)[2]
-
-
-@pytest.mark.parametrize("side", [3, 7])
-def test_a_table_of_one_axis_is_resampled_as_by_pillow(side):
-    """torch enlarges pictures of one column wrongly."""
-    table = torch.tensor([[1.0, 2, 3, 5], [3, 1, 0, 2]])
-    found = resize_table(table, "heads W", (2, 4), (2, side))
-    pictures = [Image.fromarray(row.numpy()[None]) for row in table]
-    wanted = [np.asarray(one.resize((side, 1), Image.Resampling.BICUBIC))[0] for one in pictures]
-    np.testing.assert_allclose(found.numpy(), np.stack(wanted), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(7, 1), (1, 7), (2, 1), (1, 1), (5, 3)])

@@ -1,16 +1,12 @@
 """Import errors in the file of a mixer or host name the file and the line."""
 
 import importlib
-import os
-import shutil
-import subprocess
 import sys
 
 import pytest
 
 from backbones import importing
 from backbones.registry import find_mixer
-from tests.runs import ROOT
 from tools.cli.command import run_command
 from tools.cli.errors import one_line_errors
 
@@ -94,43 +90,3 @@ def test_errors_take_one_line_and_fixed_files_load(package, capsys, registering)
     (package / "mine.py").write_text(f"{REGISTERED}\nx = 10\n")
     importlib.import_module("trial.mixers")
     assert find_mixer("brief").build is sys.modules["trial.mixers.mine"].Brief
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory):
-    copy = tmp_path_factory.mktemp("broken")
-    for folder in ("backbones", "configs", "tools", "tasks", "heads", "datamodules"):
-        shutil.copytree(ROOT / folder, copy / folder)
-    for file in ("pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / file, copy / file)
-    (copy / "backbones" / "mixers" / "mine.py").write_text("import missing_module\n")
-    return copy
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "run.py --help", "run.py --help mixer", "run.py backbone=deit_t",
-        "run.py -m backbone=deit_t,swin_t", "complexity.py backbone=deit_t",
-        "benchmark.py mixers host=deit_t", "export.py backbone=deit_t to=timm ckpt=none.pth",
-        "lipschitz.py backbone=deit_t_affn", "analyse.py cam ckpt=nowhere",
-        "annotate.py root=. out=maps checkpoint=none.pth", "doctor.py",
-    ],
-)  # fmt: skip
-def test_the_real_commands_name_the_file(broken, typed, tmp_path):
-    environment = {**os.environ, "MIXERLAB_CACHE": str(tmp_path), "PYTHONPATH": ""}
-    script, *arguments = typed.split()
-    result = subprocess.run(
-        [sys.executable, str(broken / "tools" / script), *arguments],
-        cwd=tmp_path, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    message = "backbones/mixers/mine.py:1: ModuleNotFoundError: No module named 'missing_module'"
-    if script == "doctor.py":
-        assert result.returncode == 1
-        assert f"problem  mixers and hosts: {message}\n" in result.stdout
-        assert result.stdout.endswith("\nNothing can run until the file above is fixed.\n")
-    else:
-        assert result.returncode == 2
-        assert result.stderr.endswith(f": {message}\n")
-        assert len(result.stderr.splitlines()) == 1

@@ -4,36 +4,16 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from backbones.fast import build, compiled_trial, fingerprint, is_available, library, switched_off
-from backbones.fast.trial import Result, largest_difference
+from backbones.fast import build, compiled_trial, fingerprint, library
+from backbones.fast.trial import largest_difference
 from tests.forms import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@compiled
-def test_each_thread_switches_off_for_itself():
-    entered, left = threading.Event(), threading.Event()
-
-    def other():
-        with switched_off():
-            entered.set()
-            left.wait(10)
-
-    thread = threading.Thread(target=other)
-    with switched_off():
-        thread.start()
-        assert entered.wait(10)
-    assert is_available()
-    left.set()
-    thread.join()
-    assert is_available()
 
 
 def compile_nothing(monkeypatch, folder, target, **outcome):
@@ -86,16 +66,6 @@ def test_the_trial_detects_wrong_numbers(monkeypatch, dtype):
         assert difference.place == tuple(length - 1 for length in wrong.shape)
 
 
-def test_a_difference_names_its_tensor_and_place():
-    ours, right = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    results = [Result("output", right, right), Result("gradient of W1", ours, right)]
-    expected = "gradient of W1 differs by 2.5e-01 of its largest number, at [1, 1]: 5 instead of 4"
-    assert str(largest_difference(results)) == expected
-    ours[0, 1] = torch.nan
-    results.append(Result("bias", ours + 100, right))
-    assert "at [0, 1]: nan instead of 2" in str(largest_difference(results[::-1]))
-
-
 IN_PLACE = {
     "nothing": lambda path: None,
     "FIFO": os.mkfifo,
@@ -138,15 +108,6 @@ def test_our_library_is_ours_and_defines_every_operator(monkeypatch):
     assert all(hasattr(torch.ops.mixerlab, name) for name in names)
     monkeypatch.setattr(library, "operator_names", lambda: [*names, "further"])
     assert "lacks the operator further; type" in library._load_once.__wrapped__()
-
-
-@pytest.mark.slow
-def test_environment_switches_off():
-    code = "from backbones.fast import is_available, status; print(is_available(), status())"
-    environment = {**os.environ, "MIXERLAB_KERNELS": "off"}
-    command = [sys.executable, "-c", code]
-    text = subprocess.check_output(command, cwd=ROOT, env=environment, text=True)
-    assert "False torch's own operations (switched off by MIXERLAB_KERNELS=off)" in text
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from backbones.mixers.token_mlps.hire import HireMixer
 from tests.both_ways import both_ways
 from tests.forms import compiled
 from tests.tensors import randomise, tokens
-from tests.threads import torch_threads
 
 pytestmark = compiled
 close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -92,26 +91,3 @@ def test_a_pointwise_convolution_is_one(tiles, bias):
 )
 def test_modules_of_linear_layers_equal_torchs(tiles, module, shape):
     close(*both_ways(fast(randomise(module)), tokens(*shape)))
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 4])
-@torch.no_grad()
-def test_threads_share_products_of_any_size(threads):
-    with torch_threads(threads):
-        for rows, depth, out in ((300, 600, 24), (40, 600, 96), (200, 100, 150), (9, 2000, 40)):
-            x, weight, bias = tokens(rows, depth), tokens(out, depth, seed=2), tokens(out, seed=3)
-            for dtype, rounding in ((torch.float64, 1e-10), (torch.float32, 1e-3)):
-                given = [t.to(dtype) for t in (x, weight, bias)]
-                close(linear(*given).double(), F.linear(x, weight, bias), rtol=0, atol=rounding)
-
-
-@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
-@pytest.mark.parametrize(
-    "sizes", [(1, 1, 1, 1), (3, 5, 7, 2), (2, 196, 196, 24), (4, 9, 9, 0)], ids=str
-)
-def test_batched_products_equal_torchs(sizes, has_bias):
-    groups, rows, depth, columns = sizes
-    left, right = tokens(groups, rows, depth), tokens(groups, depth, columns, seed=2)
-    bias = tokens(rows, 1, seed=3) if has_bias else None
-    expected = left @ right + (0 if bias is None else bias)
-    torch.testing.assert_close(batched(left, right, bias), expected)

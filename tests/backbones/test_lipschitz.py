@@ -2,9 +2,7 @@
 
 import copy
 import functools
-import importlib.util
 import itertools
-import json
 import math
 
 import pytest
@@ -18,12 +16,8 @@ from backbones.analysis.lipschitz_search import Part, Reduced, search
 from backbones.mixers.iffn.activations import BASES, Arb, Base, RPReLU
 from backbones.registry import look_up
 from tests.errors import refuses
-from tests.families import SMALLEST, meta_backbone, rest_slow
-from tools import lipschitz as command
+from tests.families import SMALLEST, rest_slow
 
-needs_cvxpy = pytest.mark.skipif(
-    importlib.util.find_spec("cvxpy") is None, reason="cvxpy is not installed"
-)
 CASES = rest_slow(  # C, N, seed
     list(itertools.product((2, 4), (2, 4), range(3))), quick=[(2, 4, 0), (4, 2, 1)]
 )
@@ -191,42 +185,6 @@ def test_search_finds_known_optima_and_gradients():
     assert rho == pytest.approx(reduced.rho(log_tau.exp()), rel=1e-12)
 
 
-def test_bounds_are_monotone_and_follow_units_and_scales():
-    part = stacked(mixer_parts(affn(4)))
-    wider = part._replace(p=part.p - 0.1, q=part.q + 0.1)
-    assert search(part, 600)[0] < search(wider, 600)[0]
-    bounds = [lipschitz_bound(affn(6), "reduced", iterations=n).bound for n in (1, 10, 600)]
-    assert bounds == sorted(bounds, reverse=True)
-    assert bounds[0] > bounds[-1] >= steepest_seen(affn(6), 6, 500)
-    mixer = affn(4)
-    before = lipschitz_bound(mixer, "reduced").bound
-    with torch.no_grad():
-        mixer.fc1.weight.mul_(1e-3)
-        mixer.bn_out.weight.mul_(5)
-    scaled = lipschitz_bound(mixer, "reduced")
-    assert scaled.bound == pytest.approx(5e-3 * before, rel=1e-6)
-    residual = lipschitz_bound(mixer, "reduced", residual=True)
-    assert (residual.bound, residual.product) == (scaled.bound + 1, scaled.product + 1)
-    mixer = affn(4)
-    with torch.no_grad():
-        mixer.branches[0].alpha[:3] = 0  # constant units
-        mixer.fc2.weight[:, 5] = 0
-        mixer.fc1.weight[6] = 0
-    found = lipschitz_bound(mixer, "reduced")
-    assert steepest_seen(mixer, 4) <= found.bound < math.inf
-    assert found.tau[0][:3].isinf().all()
-    identity = create_mixer("affn", 4, act="prelu", arb="off").eval()
-    with torch.no_grad():
-        for branch in identity.branches:
-            branch.slope.fill_(1)  # a linear mixer: the bound is its norm
-    parts = stacked(mixer_parts(identity))
-    exact = float(torch.linalg.matrix_norm(parts.w1 @ (parts.q[:, None] * parts.w0), 2))
-    assert lipschitz_bound(identity, "reduced").bound == pytest.approx(exact, rel=1e-12)
-    with torch.no_grad():
-        identity.fc2.weight.zero_()
-    assert lipschitz_bound(identity, "reduced").bound == 0
-
-
 def test_parts_are_the_mixer_which_is_left_alone():
     mixer = affn(5, n_branches=4, act="relu").double()
     x = torch.randn(2, 5, dtype=torch.float64)
@@ -285,65 +243,6 @@ def test_refused(mixer, options, message):
     refuses(message, lipschitz_bound, mixer(), **options)
 
 
-def test_auto_takes_a_solver_for_small_mixers_if_there_is_one(monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("importlib.util.find_spec", lambda name: None)
-        assert lipschitz_bound(affn(3)).method == "reduced"
-        refuses(r"pip install -e '\.\[lipschitz\]'", lipschitz_bound, affn(3), "sdp")
-    pytest.importorskip("cvxpy")
-    assert lipschitz_bound(affn(4)).method == "sdp"
-    assert lipschitz_bound(affn(9), iterations=1).method == "reduced"
-
-
-@needs_cvxpy
-@pytest.mark.parametrize(
-    ("form", "solver", "slack", "seeds"),
-    [
-        ("joint", "CLARABEL", 1e-4, 1),
-        ("split", "SCS", 3e-3, 1),
-        pytest.param("joint", "SCS", 3e-3, 3, marks=pytest.mark.slow),
-        pytest.param("split", "CLARABEL", 1e-4, 3, marks=pytest.mark.slow),
-    ],
-)
-def test_solvers_agree_with_the_reduced_form(form, solver, slack, seeds):
-    for seed in range(seeds):
-        mixer = affn(3, seed=seed)
-        reduced = lipschitz_bound(mixer, "reduced", form=form)
-        solved = lipschitz_bound(mixer, "sdp", form=form, solver=solver)
-        assert solved.certified
-        assert solved.bound == pytest.approx(reduced.bound, rel=slack)
-        assert steepest_seen(mixer, 3) <= solved.bound
-
-
-def printed(capsys, *arguments):
-    assert command.main(arguments) == 0
-    return capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_command_bounds_the_blocks_of_a_checkpoint(capsys, tmp_path):
-    backbone = create_backbone("deit_t_affn", mixer={"hidden_ratio": 1 / 12}).eval()
-    for index, block in enumerate(backbone.blocks):
-        block.mlp.fc2.weight.data.mul_(1 + index)
-    path = tmp_path / "trained.pth"
-    torch.save(backbone.state_dict(), path)
-    arguments = (
-        "backbone=deit_t_affn", f"ckpt={path}", f"backbone.mixer.hidden_ratio={1 / 12}",
-        "iterations=2", "method=reduced", "block=blocks.1[01].*",
-    )  # fmt: skip
-    records = json.loads(printed(capsys, *arguments, "format=json"))
-    assert [record["block"] for record in records] == ["blocks.10.mlp", "blocks.11.mlp"]
-    for record, block in zip(records, backbone.blocks[10:], strict=True):
-        expected = lipschitz_bound(block.mlp, "reduced", iterations=2)
-        assert record["bound"] == pytest.approx(expected.bound, rel=1e-6)
-        assert record["product"] == pytest.approx(expected.product, rel=1e-6)
-        assert record["certified"]
-    heading, *lines = printed(capsys, *arguments, "residual=true", "form=split").splitlines()
-    assert heading.split() == ["block", "bound", "product", "form", "method", "seconds"]
-    assert [line.split()[0] for line in lines] == ["blocks.10.mlp", "blocks.11.mlp"]
-    assert all(float(line.split()[1]) > 1 and "split" in line for line in lines)
-
-
 @pytest.mark.parametrize("host", SMALLEST)
 def test_places_of_channel_mixers_are_known(host):
     with torch.device("meta"):
@@ -355,41 +254,3 @@ def test_places_of_channel_mixers_are_known(host):
         other = create_backbone(f"{host}_affn")  # a mixer that fits every host
     assert backbone.channel_places() == [prefix.removesuffix(".") for prefix in other.mixers()]
     assert other.channel_places() == backbone.channel_places()
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("bakbone=deit_t", "did you mean backbone=?"),
-        ("deit_t", "arguments are key=value"),
-        ("format=yaml", "format must be one of table, json; got 'yaml'"),
-        ("iterations=few", "iterations must be a whole number from 1 up; got 'few'"),
-        ("form=both", "form=both is not one of joint, split"),
-        ("block=x", "block=x matches no channel mixer of deit_t_affn; it has blocks.0.mlp to bl"),
-        ("backbone=resnet18", "the channel mixers of resnet18 are fixed"),
-        ("backbone=ffnet_1", "the bound is unknown for StaticMemory; use affn, "),
-        ("backbone=deit_t_affm", "no backbone called 'deit_t_affm'; did you mean deit_t_affn"),
-        ("backbone=deit_t_iffn", "use affn, or iffn_bn with spatial=False"),
-        ("ckpt=nowhere", "nowhere does not exist; pass a checkpoint or run folder"),
-        ("backbone.mixer.act=[", "act must be one of gelu, silu, relu"),
-        ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; arguments are key=value"),
-        ("backbone.mixer.arbs=on", "no option of deit_t_affn called 'backbone.mixer.arbs'"),
-        ("mixer.act=gelu", "did you mean backbone.mixer.act=gelu?"),
-        ("backbone=deit_t_affn,deit_t", "names 2 networks; this command takes one"),
-    ],
-)
-def test_wrong_arguments_end_with_one_line(capsys, argument, message):
-    assert command.main([argument]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-    assert err.count("\n") == 1
-
-
-def test_help_and_places_of_mixers(capsys):
-    text = printed(capsys, "--help")
-    assert all(f"{key}=" in text for key in command.DEFAULTS)
-    backbone = meta_backbone("deit_t")
-    backbone.token_slots = ("token_mixer",)
-    with pytest.raises(TypeError, match=r"DeiT fills blocks\.0\.attn, which is missing from"):
-        backbone.channel_places()

@@ -2,14 +2,13 @@
 
 import copy
 import importlib.util
-import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from backbones import create_backbone, list_hosts
-from backbones.lora import merge_adapters, require_peft, weights_follow
+from backbones.lora import merge_adapters, require_peft
 from tests.errors import refuses
 from tests.families import rest_slow
 
@@ -114,13 +113,3 @@ def test_adapters_of_every_host_get_gradients(name):
     sum(one.square().sum() for one in backbone(IMAGES)).backward()
     trained = {n: p for n, p in backbone.named_parameters() if p.requires_grad}
     assert not [n for n, p in trained.items() if p.grad is None]
-
-
-@needs_peft
-def test_random_weights_give_a_warning():
-    with pytest.warns(UserWarning, match="frozen weights, which are random .*pass pretrained="):
-        create_backbone("deit_t", img_size=64, lora={"rank": 2})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with weights_follow():
-            create_backbone("deit_t", img_size=64, lora={"rank": 2})

@@ -14,19 +14,10 @@ from backbones import create_mixer
 from backbones.analysis.counting import count_parameters
 from backbones.layers.reparam import BranchedConv, ConvBN, depthwise, fuse, is_fused
 from backbones.mixers.metamixer.instances import (
-    as_is,
     convnext_block,
     feed_forward,
-    scaled_products,
     self_attention,
     spatial_mlp,
-    weighted_sum,
-)
-from backbones.mixers.metamixer.query_key_value import (
-    MetaMixer,
-    ProjectedMemory,
-    StaticMemory,
-    apply,
 )
 from tests.errors import refuses
 from tests.references import ffnet as reference
@@ -236,39 +227,6 @@ def test_branches_and_depthwise_convolutions():
     assert isinstance(depthwise(4, 7, ()), ConvBN)
     assert isinstance(depthwise(4, 7, [(3, 3)]), BranchedConv)
     refuses(r"kernel_size must be odd .* got 4", depthwise, 4, 4)
-
-
-def combined(**changes):
-    static = StaticMemory(nn.Linear(4, 8), nn.Linear(8, 4))
-    slots = {
-        "query": nn.Identity(), "memory": static, "match": apply, "activation": nn.GELU(),
-        "read": apply, "enter": as_is, "leave": as_is,
-    }  # fmt: skip
-    return MetaMixer(**slots | changes)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"memory": ProjectedMemory(4, 1)},
-        {"memory": ProjectedMemory(4, 1), "match": scaled_products},
-        {"match": scaled_products},
-        {"read": weighted_sum},
-        {"fused": F.scaled_dot_product_attention},
-    ],
-)
-def test_interactions_that_do_not_fit_the_memory_are_refused(changes):
-    refuses("a StaticMemory gives operators.* a ProjectedMemory gives", combined, **changes)
-
-
-def test_slots_combine_and_spatial_mlp_keeps_its_map():
-    attention, x = self_attention(4, 2), torch.randn(2, 3, 5, 4)
-    slots = {"query": attention.query, "enter": attention.enter, "leave": attention.leave}
-    slots |= {"memory": ProjectedMemory(4, 2), "match": scaled_products, "read": weighted_sum}
-    for mixer in (combined(), combined(**slots)):  # the second: projected keys with GELU
-        assert mixer(x).shape == x.shape
-    message = r"maps of 4x4, 16 tokens, and cannot run on 20; build"
-    refuses(message, spatial_mlp((4, 4), 8), torch.zeros(1, 4, 5, 3))
 
 
 @pytest.mark.parametrize("num_prefix", [1, 2])

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +12,9 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.analysis.matching import solve_match
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
-from backbones.mixer_selection import spread
 from backbones.mixers.ffn import FFN
 from backbones.options import mixer_label
 from backbones.registry import temporary_registrations
-from backbones.slots import HostConfig, Slot
 from tests.errors import refuses
 from tests.families import meta_backbone, rest_slow_pairs
 from tests.tensors import images
@@ -104,20 +101,6 @@ def test_stages_of_a_timm_model():
             "timm", model="pvt_v2_b0", img_size=64, mixer=["glu"] * 3)  # fmt: skip
 
 
-def test_a_last_stage_of_one_token_is_a_stage_and_class_blocks_are_not():
-    def build(config):
-        for stage, side in enumerate((4, 2, 1, 1)):  # the last one has class tokens alone
-            config.channel_mixer(Slot(8, 4.0, (side, side), stage, 0, dense=False))
-        return SimpleNamespace(feature_info=(None,) * 3)
-
-    host = SimpleNamespace(name="host", build=build)
-    config = HostConfig(img_size=(64, 64), drop_path_rate=0.0, pretrained=False, dense=False)
-    factories = [object(), None, object()]
-    assert list(spread(factories, "channel", host, config, {}).by_place.values()) == factories
-    refuses("has 4 entries, but host has 3 stages of 1, 1, 1 blocks; give 3 entries, one per stage",
-            spread, [None] * 4, "channel", host, config, {})  # fmt: skip
-
-
 def _with_gradients(host, x):
     backbone = create_backbone(host, img_size=64)
     sum(one.sum() for one in (backbone.embed(x), *backbone(x))).backward()
@@ -146,13 +129,6 @@ def test_wrong_lists_are_refused(name, options, message):
     refuses(message, meta_backbone, name, **options)
 
 
-def test_a_name_may_stand_in_the_options():
-    for mixer in ("afbo", {"name": "afbo", "g2": 3}):
-        assert count_parameters(meta_backbone("swin_t", mixer=mixer)) == count_parameters(
-            meta_backbone("swin_t_afbo")
-        )
-
-
 WITH_ACT = [name for name in list_mixers() if "act" in mixer_options(name)]
 
 
@@ -169,21 +145,6 @@ def test_activations_of_timm_by_name(name):
         }
         assert bool(extra) == (act in ("star_relu", "prelu"))
     assert all(not torch.equal(one, outputs[0]) for one in outputs[1:])
-
-
-def test_ffn_like_mixers_take_an_activation():
-    expected = {
-        "afbo", "convglu", "convnext", "convnext_v2", "ca_ffn", "dw_glu", "ffn", "full",
-        "gated_conv", "gated_conv_ffn", "glu", "group_ffn", "grn_ffn", "iffn", "low_rank",
-        "mix_ffn", "monarch", "scheme_12", "scheme_44", "star", "swiglu",
-    }  # fmt: skip
-    assert expected <= set(WITH_ACT)
-    torch.manual_seed(0)
-    mixer = create_mixer("ffn", 8, act="tanh")
-    x = torch.randn(3, 8)
-    torch.testing.assert_close(mixer(x), mixer.fc2(mixer.fc1(x).tanh()))
-    for name in ("", "mishh"):
-        refuses(f"act must be one of gelu, .*; got '{name}'", create_mixer, "ffn", 8, act=name)
 
 
 @pytest.mark.parametrize(
@@ -237,17 +198,6 @@ def test_a_list_matches_by_one_factor():
         lines
     )
     assert "match" in given["mixer"][0]
-
-
-def test_a_host_with_its_own_mixers_has_no_width_to_solve():
-    lines = []
-    for name in ("deit_t", "pvt_v2_b1"):
-        typed = {"match": "params", "hidden_ratio": None}
-        options = solve_match(name, report=lines.append, mixer=typed, img_size=64)
-        assert options == {"mixer": {"hidden_ratio": None}, "img_size": 64}
-        assert f"{name}: backbone.mixer.match=params changes nothing" in lines[-1]
-    both = solve_match("swin_t", mixer={"match": "params", "act": "star_relu"}, img_size=64)
-    assert both["mixer"] == {"act": "star_relu", "hidden_ratio": 4}
 
 
 SLOWLY = ["itransformer", "u_dit_tiny", "ffnet_3d_tiny", "swinir_light"]

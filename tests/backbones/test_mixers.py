@@ -250,11 +250,12 @@ def takes_its_own_defaults(name):
 
 
 @every_form
-@pytest.mark.parametrize("what", CHECKS, ids=lambda function: function.__name__)
-def test_every_mixer(what, name, form, monkeypatch):
+def test_every_mixer(name, form, monkeypatch, subtests):
     plainly = build
     monkeypatch.setattr(f"{__name__}.build", lambda *a, **options: form(plainly(*a, **options)))
-    what(name)
+    for what in CHECKS:
+        with subtests.test(what.__name__):
+            what(name)
 
 
 @pytest.mark.parametrize("name", list_mixers())

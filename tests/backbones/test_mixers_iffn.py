@@ -1,11 +1,9 @@
 """IFFN against its equations in float64, its switches, class tokens and published counts."""
 
-import copy
 import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from backbones import backbone_schema, create_backbone, create_mixer, mixer_options
@@ -13,7 +11,6 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import in_memory
 from backbones.fast import fast
-from backbones.mixers.iffn import IFFN
 from backbones.parameters.decay import without_decay
 from backbones.parameters.layer_decay import layer_decay_groups
 from heads.linear import LinearClassifier
@@ -104,53 +101,6 @@ def test_inference_is_the_same(options, form):
                 torch.testing.assert_close(mixer(x), expected[0], **EXACT)
                 torch.testing.assert_close(mixer(x, prefix), expected, **EXACT)
         assert torch.equal(x, before), "the input was written to"
-
-
-@both_forms
-@pytest.mark.parametrize("name", ["iffn", "iffn_bn", "affn", "iffn_spatial"])
-@pytest.mark.parametrize("bn_mid", [False, True])
-def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(name, bn_mid, form):
-    mixer = form(build_mixer(name, bn_mid=bn_mid)).train()
-    again = copy.deepcopy(mixer)
-    x = torch.randn(4, 3, 5, 8, dtype=torch.float64)
-    expected = mixer(x)
-    with torch.no_grad():
-        torch.testing.assert_close(again(x), expected, **EXACT)
-    torch.testing.assert_close(again.state_dict(), mixer.state_dict(), **EXACT)
-
-
-@both_forms
-@pytest.mark.parametrize(("name", "count"), [("iffn", 1), ("iffn_bn", 3)])
-def test_norms_can_be_synchronised(name, count, form):
-    mixer = form(build_mixer(name))
-    x = torch.randn(2, 4, 5, 8, dtype=torch.float64)
-    synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(mixer))
-    kinds = [type(m) for m in synchronised.modules()]
-    assert kinds.count(nn.SyncBatchNorm) == count
-    torch.testing.assert_close(synchronised(x), mixer(x))
-    with torch.no_grad():
-        torch.testing.assert_close(synchronised(x), mixer(x))
-
-
-@pytest.mark.parametrize("name", ["iffn", "iffn_bn"])
-def test_counting_and_tracing_see_the_norms_of_the_paper(name):
-    mixer = create_mixer(name, 8, grid=(4, 4)).eval()
-    tokens = 16
-    products = tokens * (8 * 16 + 32 * 9 + 32 * 8)
-
-    class ToTokens(nn.Module):
-        def forward(self, maps):
-            return maps.permute(0, 2, 3, 1)
-
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), ToTokens(), mixer).eval()
-    assert count_macs(model, 4) == products + tokens * 24
-    # Two products of Arb per hidden channel, and the three norms.
-    elements = tokens * (2 * 32 + 32 + 32 + 8)
-    assert count_macs(model, 4, "torchprofile") == products + tokens * 24 + elements
-    pytest.importorskip("fvcore")
-    of_layer = 5 if name == "iffn" else 2  # fvcore's operations per element of a norm
-    norms = tokens * (2 * 32 + of_layer * (32 + 8))
-    assert count_macs(model, 4, "fvcore") == products + tokens * 24 + norms
 
 
 def test_parts_of_iffn_and_initial_activations():
@@ -409,23 +359,3 @@ def test_weights_of_other_forms_are_refused(released):
     backbone = meta_backbone("deit_t_iffn", img_size=64)
     with pytest.raises(ValueError, match=r"unexpected blocks\.0\.mlp\.conv5x5_dw\.weight"):
         convert(in_memory(released | extra, "released"), backbone).check()
-
-
-@pytest.mark.parametrize("name", ["iffn", "iffn_bn"])
-@pytest.mark.parametrize("autograd", [True, False])
-def test_dropout_follows_the_norms_in_the_released_form(name, autograd, monkeypatch):
-    dropped = []
-    monkeypatch.setattr(F, "dropout", lambda x, *_: dropped.append(x.clone()) or 0 * x)
-    mixer = create_mixer(name, 8, drop=0.5).train()
-    assert isinstance(mixer, IFFN)
-    read = []
-    mixer.dw.register_forward_pre_hook(lambda _, given: read.append(given[0]))
-    x = torch.randn(2, 4, 4, 8)
-    with torch.set_grad_enabled(autograd):
-        out = mixer(x)
-    assert [d.shape[-1] for d in dropped] == [32, 8]
-    assert not out.any()
-    assert read[0].any() == (name == "iffn_bn")
-    if name == "iffn":
-        torch.testing.assert_close(dropped[0].mean(-1), torch.zeros(2, 4, 4), atol=1e-5, rtol=0)
-        torch.testing.assert_close(dropped[1].mean(-1), torch.zeros(2, 4, 4), atol=1e-5, rtol=0)

@@ -1,14 +1,12 @@
 """A host of another modality than images is built, checked and counted by its own shapes."""
 
 import pytest
-import timm
 import torch
 from torch import nn
 
 from backbones import Backbone, FeatureInfo, create_backbone, register_host
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.registry import host_modality
-from backbones.timm_models import register
 from tests.errors import refuses
 
 LENGTH = 128
@@ -61,18 +59,3 @@ def test_sizes_maps_and_counts_of_signals():
     assert count_parameters(backbone) == 2 * 8 * 4 + 8 + 8 * 16 * 3 + 16
     macs = count_macs(backbone, shape=(2, LENGTH))
     assert macs == 2 * 8 * 4 * (LENGTH // 4) + 8 * 16 * 3 * (LENGTH // 8)
-
-
-def test_modalities_are_names_and_images_by_default():
-    assert host_modality("swin_t_afbo") == "image"
-    assert create_backbone("deit_t", img_size=64).modality == "image"
-    register()
-    assert timm.is_model("deit_t_afbo")
-    assert not timm.is_model("toy_1d")
-    refuses(
-        "'1-D signal' is not a valid name for a host, mixer or mod",
-        register_host,
-        "toy_2d",
-        source="this test",
-        modality="1-D signal",
-    )

@@ -14,13 +14,12 @@ from backbones import create_backbone, list_mixers
 from backbones.parameters.decay import without_decay
 from backbones.registry import find_host
 from tasks.engine.optimisation.param_groups import (
-    STORED_RULES,
     param_groups,
     parameter_rules,
     stored_rules,
 )
 from tests.errors import refuses
-from tests.families import SMALLEST, shorten
+from tests.families import SMALLEST
 
 # Parameters of several axes that are exempt from weight decay, by mixer. Sources: what the authors'
 # code declares, as no_weight_decay or keywords. The released optimiser of VMamba (ss2d), NAT
@@ -86,58 +85,6 @@ def test_mixers_are_exempt_from_decay_wherever_they_stand(host, mixers):
     assert tried or not find_host(host).slots
 
 
-def names_before_blocks(backbone, inputs):
-    """Names of the parameters that the input of the first block depends on."""
-    arguments: list[torch.Tensor] = []
-
-    class Reached(Exception):
-        pass
-
-    def keep(module, args, kwargs):
-        arguments.extend(x for x in (*args, *kwargs.values()) if getattr(x, "requires_grad", False))
-        raise Reached
-
-    block = backbone.get_submodule(backbone.block_names()[0])
-    handle = block.register_forward_pre_hook(keep, with_kwargs=True)
-    with pytest.raises(Reached):
-        backbone(*inputs)
-    handle.remove()
-    names, parameters = zip(*backbone.named_parameters(), strict=True)
-    total = torch.stack([x.float().square().sum() for x in arguments]).sum()
-    gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-    return {name for name, grad in zip(names, gradients, strict=True) if grad is not None}
-
-
-def example(backbone):
-    if backbone.modality == "text":
-        tokens = torch.ones(2, 16, dtype=torch.long)
-        return (tokens,)
-    if backbone.modality == "noisy_image":
-        labels = torch.zeros(2, dtype=torch.long)
-        return torch.randn(2, 4, 16, 16), torch.ones(2), labels
-    return (torch.randn(2, 3, 64, 64),)
-
-
-@pytest.mark.parametrize(
-    ("host", "options"),
-    [
-        *(pytest.param(host, {}, marks=pytest.mark.slow) for host in (*SMALLEST, "u_dit_b")),
-        *((host, {}) for host in ("bert_tiny", "gpt_tiny", "dit_s", "poolformer_s12")),
-        ("deit_t", {"distilled": True}),
-    ],
-    ids=str,
-)
-def test_what_comes_before_the_blocks_is_the_first_layer(host, options):
-    backbone = shorten(create_backbone(host, fast=False, **options))
-    first = names_before_blocks(backbone, example(backbone))
-    inside = {name for name in first if "global_block" in name}  # GC ViT's query is of its stage
-    stem = {name for name, _ in backbone.named_parameters() if backbone.layer_id(name) == 0}
-    assert first - inside <= stem
-    # U-DiT embeds the time and the class once per level.
-    assert all("_embedders." in name for name in stem - first)
-    assert {backbone.layer_ids.stage(name) for name in stem} == {0}
-
-
 @pytest.mark.parametrize("host", ["bert_tiny", "dit_s", "caformer_s18"])
 def test_frozen_stages_leave_no_part_of_the_stem_to_train(host):
     options = {"backbone": host}
@@ -179,13 +126,3 @@ def test_runs_without_stored_rules_keep_their_groups(case):
         rate = round(group["lr_scale"], 12)
         groups.append([rate, group["weight_decay"], len(group["params"]), digest])
     assert groups == case["groups"]
-
-
-def test_stored_rules_win_over_those_of_this_release():
-    model = Model("poolformer_s12", token_mixer="window_attention")
-    rules = parameter_rules(model, 0.05)
-    name = next(iter(rules))
-    stored = {key: tuple(rule) for key, rule in rules.items()} | {name: (0.5, True, 0.0)}
-    assert stored_rules({STORED_RULES: stored}, model, {})[name] == (0.5, True, 0.0)
-    del stored[name]
-    refuses("names other parameters", stored_rules, {STORED_RULES: stored}, model, {})

@@ -10,7 +10,7 @@ from backbones.fast import FastModule, fast
 from backbones.hosts.ffnet_3d.host import FFNet3D
 from backbones.hosts.scaffolds.point_mixers import VoxelKernel, fit_to_voxels, mix_voxels
 from backbones.hosts.scaffolds.points import flat_square
-from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
+from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel
 from backbones.slots import HostConfig
 from heads.point_segmentation import PointSegmenter
 from tests.errors import refuses
@@ -95,19 +95,6 @@ def test_spconv_computes_the_same_from_the_same_weights(side):
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(conv.compute(2 * x, level) - conv.bias, 2 * (wanted - conv.bias))
     assert list(level.spconv.indice_dict) == [f"side {side}"]
-
-
-def test_a_level_is_sorted_once_and_pooled():
-    grid = voxels()
-    level = VoxelLevel(grid)
-    assert torch.equal(level.coords[level.inverse], grid)
-    assert level.pairs(3) is level.pairs(3)
-    coarse = level.coarser()
-    x = torch.randn(len(level), 3)
-    wanted = [x[coarse.inverse == cell].amax(0) for cell in range(len(coarse))]
-    torch.testing.assert_close(cell_max(x, coarse), torch.stack(wanted))
-    far = torch.tensor([[0, 0, 0, 0], [0, 2**25, 2**25, 2**25]])
-    refuses(r"more than can be numbered; .*data\.grid_size", VoxelLevel, far)
 
 
 def test_the_network_equals_a_plain_one_with_gradients():
@@ -221,11 +208,6 @@ def test_kernels_of_mixers_become_submanifold_kernels():
 def test_mixers_of_whole_maps_are_refused(options, message):
     torch.manual_seed(1)  # with which ss2d depends on far voxels but little
     refuses(message, create_backbone, "ffnet_3d_tiny", **options)
-
-
-def test_the_number_of_features_is_checked():
-    with pytest.raises(ValueError, match=r"takes 6 features per point, got 3; pass backbone"):
-        create_backbone("ffnet_3d_tiny")(torch.rand(1, 20, 6))
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import torch
 from backbones import Slot, create_backbone, create_mixer
 from backbones.fast import fast
 from backbones.fast.cpu.posmlp import FastGatedMLP
-from backbones.layers.windows import cut, mix_windows
+from backbones.layers.windows import cut
 from backbones.mixers.posmlp import posgu
 from backbones.mixers.posmlp.gated_mlp import GatedMLP
 from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenFC
@@ -84,28 +84,6 @@ def test_an_axis_is_cut_into_all_its_tokens(window, shifted):
         assert sum(count for count, _ in runs) == -(-length // window)
         assert len(runs) <= 3
         assert shift == (window // 2 if shifted and length > window else 0)
-
-
-def test_windows_that_fit_take_one_product(monkeypatch):
-    products = []
-
-    def matrix(rows, columns):
-        products.append((rows, columns))
-        return torch.eye(16)[None]
-
-    u = torch.randn(2, 12, 8, 3)
-    torch.testing.assert_close(mix_windows(u, 4, False, 1, matrix, None), u, rtol=0, atol=0)
-    assert len(products) == 1
-    torch.testing.assert_close(mix_windows(u, 4, True, 1, matrix, None), u, rtol=0, atol=0)
-    assert len(products) == 1 + 4
-    large = torch.randn(1, 50, 84, 3)
-    products.clear()
-    relation = TokenFC(14)
-    monkeypatch.setattr(
-        relation, "matrix", lambda *a: products.append(a) or torch.ones(1, 196, 196)
-    )
-    relation(large, shifted=True)
-    assert len(products) <= 9
 
 
 @torch.no_grad()

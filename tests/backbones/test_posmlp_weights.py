@@ -10,7 +10,7 @@ from backbones.hosts.posmlp.host import PosMLP
 from backbones.slots import HostConfig
 from heads.linear import LinearClassifier
 from tests.errors import refuses
-from tests.families import load, meta_backbone, rest_slow
+from tests.families import load, meta_backbone
 from tests.references.checkpoints import fill, pair
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -99,26 +99,6 @@ def test_every_name_of_theirs_has_a_place_and_comes_back(unit):
     assert rename_to_ours(dict(ours)).keys() == ours.keys()
 
 
-@pytest.mark.parametrize("unit", ["ggqpe", "sgu", "lrpe_m"])
-def test_single_blocks_and_units_convert(unit):
-    theirs = fill(authors_shapes((1, 0, 0, 0), unit))
-    mixer = create_mixer(unit, 96)
-    for prefix, module in (
-        (
-            "levels.0.encoder.0.",
-            torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(96), "mixer": mixer}),
-        ),
-        ("levels.0.encoder.0.gate_unit.", mixer.gate),
-    ):
-        part = {k.removeprefix(prefix): v for k, v in theirs.items() if k.startswith(prefix)}
-        module.load_state_dict(rename_to_ours(dict(part)))
-        back = rename_to_authors(module.state_dict())
-        kept = {k: v for k, v in part.items() if not k.endswith(("indices", "index"))}
-        assert back.keys() == kept.keys()
-        for key, value in back.items():
-            torch.testing.assert_close(value, kept[key], rtol=0, atol=0)
-
-
 def narrow_unit(slot):
     return create_mixer("lrpe", slot.dim, hidden_ratio=slot.hidden_ratio, window=4)
 
@@ -130,47 +110,6 @@ def test_another_unit_is_initialised_and_the_rest_is_loaded():
     assert {key.rpartition(".")[2] for key in report.initialised} == {"table"}
     assert report.loaded == len(weights) - 2 * 24
     assert {key.rpartition(".")[2] for key in report.skipped} == {"centers", "spreads"}
-
-
-# Another switch of the token mixer, and what of the weights of the default it cannot take over.
-SWITCHES = {
-    "norm": ({"norm": True}, {"norm.weight", "norm.bias"}, set()),
-    "sigma": ({"sigma": "alpha"}, {"relation.spreads"}, {"relation.spreads"}),
-    "groups": (
-        {"groups": 4},
-        {"relation.spreads", "relation.centers"},
-        {"relation.spreads", "relation.centers"},
-    ),
-    "bias": ({"bias": False}, set(), {"relation.bias"}),
-    "freeze_delta": ({"freeze_delta": True}, set(), {"relation.centers"}),
-}
-
-
-@pytest.mark.parametrize("switch", rest_slow(list(SWITCHES), ("sigma", "bias")))
-def test_another_switch_loads_what_fits_and_lists_the_rest(switch):
-    options, initialised, skipped = SWITCHES[switch]
-    weights = {
-        key: torch.rand_like(value)
-        for key, value in create_backbone("posmlp_t").state_dict().items()
-        if not key.endswith("num_batches_tracked")
-    }
-    backbone = create_backbone("posmlp_t", token_mixer={"name": "ggqpe", **options})
-    with pytest.warns(
-        UserWarning, match="^file gave 99\\.\\d% of the network's values: "
-    ) as caught:
-        report = load(backbone, weights)
-    units = {
-        f"stages.{i}.blocks.{j}.mixer.gate." for i, d in enumerate((2, 2, 18, 2)) for j in range(d)
-    }
-    counters = {key for key in backbone.state_dict() if key.endswith("num_batches_tracked")}
-    assert set(report.initialised) - counters == {
-        unit + name for unit in units for name in initialised
-    }
-    assert set(report.skipped) == {unit + name for unit in units for name in skipped}
-    for key, value in backbone.state_dict().items():
-        assert key in report.initialised or torch.equal(value, weights[key]), key
-    named = "stages.0.blocks.0.mixer.gate." + sorted(initialised or skipped)[-1]
-    assert named.rpartition(".")[2] in str(caught[0].message)
 
 
 def test_a_bias_that_their_model_never_adds_is_dropped(recwarn):

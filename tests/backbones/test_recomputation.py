@@ -1,7 +1,6 @@
 """Gradient checkpointing, frozen stages and kept statistics: options of every backbone."""
 
 import copy
-import pickle
 from itertools import cycle
 
 import pytest
@@ -83,19 +82,6 @@ def test_gradients_equal_those_of_kept_activations(name, options):
         assert len(blocks) == sum(again.layer_ids.depths)
 
 
-@pytest.mark.slow
-def test_copies_and_pickles_recompute_and_it_can_be_switched_off():
-    backbone = built("resnet18", grad_checkpointing=True)
-    state = backbone.state_dict()
-    for again in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone))):
-        assert blocks_of(again) == blocks_of(backbone)
-        assert all(torch.equal(again.state_dict()[key], value) for key, value in state.items())
-        gradients = trained(again)[1]
-    backbone.set_grad_checkpointing(False)
-    assert not blocks_of(backbone)
-    torch.testing.assert_close(trained(backbone)[1], gradients, rtol=1e-10, atol=1e-10)
-
-
 def test_graphs_statistics_and_evaluation():
     backbone = built("resnet18", grad_checkpointing=True)
     total = sum(x.square().mean() for x in backbone(images(64, 64, batch=2)))
@@ -114,22 +100,3 @@ def test_graphs_statistics_and_evaluation():
     backbone(images(64, 64, batch=2).float())
     assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items())
     assert backbone.training
-
-
-@pytest.mark.parametrize(("name", "kind"), [("resnet18", nn.BatchNorm2d), ("swin_t", nn.LayerNorm)])
-def test_frozen_stages_stay_constant(name, kind):
-    backbone = build_short(name, dense=True, frozen_stages=1, drop_path_rate=0.5)
-    before = copy.deepcopy(backbone.state_dict())
-    sum(
-        x.square().mean() for x in backbone.eval().train()(images(64, 64, batch=2).float())
-    ).backward()
-    names = dict(backbone.named_parameters())
-    frozen = {key for key, value in names.items() if not value.requires_grad}
-    assert frozen == {key for key in names if backbone.layer_ids.stage(key) <= 1}
-    assert 0 < len(frozen) < len(names)
-    assert {key for key, value in names.items() if value.grad is None} == frozen
-    for key, module in backbone.named_modules():
-        if isinstance(module, kind):
-            assert module.training == (backbone.layer_ids.stage(f"{key}.") > 1)
-    changed = {k for k, v in backbone.state_dict().items() if not torch.equal(v, before[k])}
-    assert all(backbone.layer_ids.stage(key) > 1 for key in changed)

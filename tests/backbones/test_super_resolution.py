@@ -10,7 +10,6 @@ from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_parameters
 from backbones.hosts.scaffolds.super_resolution import MEAN
 from backbones.layers.bicubic import enlarge
-from backbones.registry import host_modality
 from heads.super_resolution import SuperResolver
 from tests.families import rest_slow, rest_slow_pairs, shorten
 from tests.references import super_resolution as plain
@@ -147,19 +146,3 @@ def test_every_mixer_fits(host, kind):
         model.loss({"low": x, "high": torch.rand(2, 3, 16, 16)})["loss_l1"].backward()
         lost = [key for key, one in model.named_parameters() if one.grad is None]
         assert not lost, (name, lost)
-
-
-def test_other_tasks_and_scales_are_refused():
-    assert host_modality("ffnet_sr_light_afbo") == "low_resolution_image"
-    with pytest.raises(ValueError, match=r"data.scale=5: ffnet_sr enlarges 2, 3, 4 times"):
-        SuperResolver(create_backbone("ffnet_sr"), 5)
-    with pytest.raises(ValueError, match="deit_t cannot enlarge images"):
-        SuperResolver(create_backbone("deit_t"), 2)
-
-
-def test_the_build_resolution_is_a_square():
-    assert create_backbone("ffnet_sr_light").img_size == (64, 64)
-    assert create_backbone("ffnet_sr_light", img_size=24).img_size == (24, 24)
-    assert create_backbone("ffnet_sr_light_glu").radius == 110
-    assert create_backbone("ffnet_sr").radius == 146
-    assert create_backbone("ffnet_sr_light", token_mixer="sbm").radius is None

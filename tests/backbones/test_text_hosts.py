@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backbones import create_backbone, list_backbones, list_mixers
+from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_parameters
 from heads.text import TextClassifier
 from tasks.engine.loops.compilation import compile_blocks
@@ -268,13 +268,6 @@ def test_more_padding_changes_no_embedding(option, name):
         torch.testing.assert_close(made.embed(tokens[1:, :6])[0], wanted[1], rtol=1e-4, atol=1e-4)
 
 
-def test_full_experts_are_found_whatever_the_weights():
-    for seed in range(4):
-        torch.manual_seed(seed)
-        made = create_backbone("bert_tiny_sparse_moe", img_size=16, vocabulary=WORDS)
-        assert [block.by_length for block in made.blocks] == [{"mlp"}, {"mlp"}]
-
-
 def test_attention_as_a_mixer_equals_that_of_bert():
     own = host("bert_tiny")
     made = host("bert_tiny", token_mixer={"name": "attention", "num_heads": 4})
@@ -287,26 +280,6 @@ def test_attention_as_a_mixer_equals_that_of_bert():
             getattr(new.attn.memory.proj, name).data = torch.cat(parts).detach()
     given = texts()
     torch.testing.assert_close(made.encode(*given)[given[2]], own.encode(*given)[given[2]])
-
-
-def test_attention_is_the_own_one_of_causal_hosts():
-    own = host("gpt_tiny")
-    for typed in ("attention", ["sep_conv", "attention"], ["sep_conv", {"name": "attention"}]):
-        made = host("gpt_tiny", token_mixer=typed)
-        assert type(made.blocks[1].attn) is type(own.blocks[1].attn)
-    assert type(made.blocks[0].attn).__name__ == "SepConv"
-    with pytest.raises(ValueError, match="reads later tokens"):
-        host("gpt_tiny", token_mixer={"name": "attention", "num_heads": 2})
-
-
-@pytest.mark.slow
-def test_listed_pairs_of_other_modalities_are_built():
-    for name in [*list_backbones("gpt_tiny_*"), *list_backbones("ffnet_3d_tiny_*")]:
-        create_backbone(name, fast=False)
-    with pytest.raises(
-        ValueError, match=r"grn_ffn does not serve gpt_tiny, because its norm reads"
-    ):
-        create_backbone("gpt_tiny_grn_ffn")
 
 
 def test_mixers_that_read_later_tokens_are_refused():

@@ -11,14 +11,11 @@ from itertools import cycle
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from backbones.fast import switched_off
 from backbones.layers.recomputation import recompute
-from backbones.mixers.token_mlps.cycle_fc import CycleFC
 from tests.forms import FORMS, build_fast, compiled, every_form
 from tests.tensors import build_mixer, tokens
 
@@ -139,36 +136,6 @@ def test_operators_name_unsupported_gradients(name, form):
         close(at_once[0][2], torch.autograd.grad(y, x, directions[2])[0])
 
 
-@every_form
-def test_a_recomputed_mixer_may_be_differentiated_again(name, form):
-    (x, _), mixer = given(), recompute(build(name, form))
-    leaf = x.requires_grad_()
-    y = mixer(leaf).square().sum()
-    first = torch.autograd.grad(y, leaf, retain_graph=True)
-    close(torch.autograd.grad(y, leaf), first)
-
-
-@pytest.mark.parametrize(
-    ("name", "form", "mode"),
-    [
-        pytest.param(*case, mode, marks=() if turn in (0, 5) else pytest.mark.slow)
-        for case, turn in zip(FORMS, cycle(range(8)), strict=False)
-        for mode in MODES[turn % 2 :][:1]
-    ],
-)
-def test_traces_and_fake_tensors_see_operations(name, form, mode):
-    mixer, (x, _) = build(name, form).eval(), given()
-    with mode():
-        graph = make_fx(mixer)(x)
-        close(graph(x), mixer(x))
-    assert not any("mixerlab" in str(node.target) for node in graph.graph.nodes)
-    mixer, (x, _) = build(name, form).eval(), given()
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode():
-        for _ in range(2):  # nothing of the first pass is remembered
-            assert mixer(fake.from_tensor(x)).shape == x.shape
-    close(mixer(x), build(name, form).eval()(x))
-
-
 class Quantised(Tensor):
     """A weight that says how it is multiplied, as quantised ones do."""
 
@@ -201,11 +168,3 @@ def test_a_recomputed_mixer_is_fast_as_it_was(monkeypatch):
     monkeypatch.setattr(type(mixer), "compute", lambda *a: calls.append(1) or compute(*a))
     recompute(mixer.train())(x.requires_grad_()).sum().backward()
     assert len(calls) == 2
-
-
-def test_cycle_fc_in_many_directions():
-    layer = CycleFC(6, 1).double()
-    x = torch.randn(2, 3, 4, 6, dtype=torch.float64)
-    at_once = torch.autograd.functional.jacobian(layer, x, vectorize=True)
-    close(at_once, torch.autograd.functional.jacobian(layer, x))
-    close(torch.func.jacfwd(layer)(x), at_once)

@@ -1,7 +1,6 @@
 """Which checkpoint files are taken, which are refused, and what the messages say."""
 
 import itertools
-import logging
 import pickle
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ import timm
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from backbones import create_backbone, list_hosts
+from backbones import create_backbone
 from backbones.checkpoints.adoption import LoadReport
 from backbones.checkpoints.opening import open_checkpoint
 from heads.linear import LinearClassifier
@@ -119,7 +118,7 @@ def test_pretrained_takes_a_path(suffix, weights, tmp_path):
 OWN_NAMES = ("convnext_t_convglu", "convnext_t_convnext")
 
 
-@pytest.mark.parametrize("name", rest_slow(sorted({*OWN_NAMES, *drawn(0, 1, 2, 3)}), OWN_NAMES))
+@pytest.mark.parametrize("name", rest_slow(sorted({*OWN_NAMES, *drawn(0)}), OWN_NAMES))
 def test_own_names_are_kept(name):
     backbone = meta_backbone(name)
     own = backbone.state_dict()
@@ -132,22 +131,6 @@ def test_batchnorms_of_early_torch_lack_counters(tmp_path):
     assert len(kept) == len(weights) - 20
     path = saved(tmp_path, kept, "resnet18-5c106cde.pth")
     assert_same(create_backbone("resnet18", pretrained=path).state_dict(), weights)
-
-
-def test_report_of_a_new_mixer(caplog):
-    plain = LinearClassifier(create_backbone("poolformer_s12"), 5)
-    tensors = {key.removeprefix("backbone."): v for key, v in plain.state_dict().items()}
-    backbone = create_backbone("poolformer_s12_afbo")
-    before = {key: value.clone() for key, value in backbone.state_dict().items()}
-    with caplog.at_level(logging.INFO, logger="backbones.checkpoints.adoption"):
-        report = load(backbone, tensors, "plain.pth")
-    mixers = mixer_keys(before)
-    assert set(report.initialised) == mixers
-    assert set(report.skipped) == {*mixer_keys(tensors), "classifier.weight", "classifier.bias"}
-    assert report.loaded == len(before) - len(mixers)
-    assert_same(backbone.state_dict(), {k: (before if k in mixers else tensors)[k] for k in before})
-    assert f"plain.pth: {report.loaded} tensors loaded" in caplog.text
-    assert "stages.0.blocks.0.mlp.cm_a.bias" in str(report)
 
 
 def mixer_keys(state_dict):
@@ -212,12 +195,6 @@ def test_absent_and_truncated_files(kind, kept, tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[: kept if kept > 1 else int(kept * len(content))])
     refuse(path, "truncated|not a checkpoint|is no checkpoint")
-
-
-@pytest.mark.parametrize("content", [b"hello", b"\x80\x02}", b"PK\x03\x04"], ids=str)
-def test_file_of_another_kind(content, tmp_path):
-    (tmp_path / "file.pth").write_bytes(content)
-    refuse(tmp_path / "file.pth", "not a checkpoint|is no checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -325,13 +302,6 @@ def test_position_table_is_resampled(size):
     torch.testing.assert_close(other.embed(images), backbone.embed(images), rtol=1e-4, atol=1e-4)
 
 
-def test_position_table_of_an_oblong_grid_that_the_file_omits():
-    tensors = create_backbone("deit_t", img_size=(96, 128)).state_dict()
-    del tensors["pos_grid"]
-    load(create_backbone("deit_t", img_size=(96, 128)), tensors)
-    misfit(tensors, r"pos_embed of 49 positions .*build with the img_size", "deit_t")
-
-
 @pytest.mark.parametrize("host", HOSTS)
 @torch.no_grad()
 def test_classifier_comes_with_timms_names_and_ours(host, tmp_path):
@@ -350,22 +320,6 @@ def test_classifier_comes_with_timms_names_and_ours(host, tmp_path):
     path = saved(tmp_path, model.backbone.state_dict())
     message = "holds a backbone without classifier"
     refuses(message, LinearClassifier.from_pretrained, host, path)
-
-
-def test_pretrained_weights_without_network_name_the_file_to_fetch(monkeypatch):
-    def no_network(*arguments, **options):
-        if options.get("pretrained"):
-            raise OSError("no route to host")
-        raise AssertionError("timm is asked for its weights first")
-
-    monkeypatch.setattr(timm, "create_model", no_network)
-    messages = dict.fromkeys(list_hosts(), "weights") | {
-        "deit_t_afbo": r"deit_tiny_patch16_224 \(OSError\); download .*huggingface",
-        "gcvit_xxt": r"download https://github\.com/.*gcvit_xxtiny.*\.pth on",
-        "mixer_s16": "publishes no weights for mixer_s16_224; pass pretrained=",
-    }
-    for name, message in messages.items():
-        refuses(message, create_backbone, name, pretrained=True)
 
 
 def without_class_token():
@@ -408,30 +362,3 @@ def test_large_gaps_in_a_file_are_reported(tmp_path):
         UserWarning, match=r"gave \d\.\d% .*30 mixers keep their initialisation \(blocks\.0\.mlp"
     ):
         load(backbone, weights)
-
-
-def test_missing_host_weights_are_reported(tmp_path, recwarn):
-    plain = create_backbone("deit_t", img_size=64)
-    path = saved(tmp_path, plain.state_dict())
-    create_backbone("deit_t_afbo", img_size=64, pretrained=path)
-    assert not [warning for warning in recwarn if "gave" in str(warning.message)]
-    with pytest.warns(
-        UserWarning, match=r"file\.pth gave \d+\.\d% of the network's values"
-    ) as given:
-        create_backbone("deit_t", img_size=64, dense=True, pretrained=path)
-    assert given[0].filename.endswith("factory.py")
-
-
-def test_a_loaded_classifier_counts_as_used(tmp_path, caplog):
-    network = LinearClassifier(create_backbone("deit_t", img_size=64), 3)
-    torch.save(network.state_dict(), tmp_path / "timm.pth")
-    with caplog.at_level("INFO"):
-        again = LinearClassifier.from_pretrained("deit_t", tmp_path / "timm.pth", img_size=64)
-        report = again.load_weights(tmp_path / "timm.pth")
-    assert report.skipped == ()
-    assert report.loaded == len(network.state_dict())
-    assert caplog.text.count("0 in the file not used") == 2
-    assert "classifier.weight" not in caplog.text
-    with caplog.at_level("INFO"):
-        create_backbone("deit_t", img_size=64, pretrained=tmp_path / "timm.pth")
-    assert "2 in the file not used (classifier.weight, classifier.bias)" in caplog.text

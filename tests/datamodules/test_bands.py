@@ -1,11 +1,6 @@
 """Images of bands: files of any depth, statistics, transforms, and training to prediction."""
 
-import json
 import random
-import shutil
-import subprocess
-import sys
-import warnings
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +9,6 @@ import pytest
 import tifffile
 import torch
 import torch.nn.functional as F
-import yaml
 from lightning import Trainer
 from PIL import Image
 from torchvision.io import encode_png
@@ -23,7 +17,6 @@ import tasks
 from backbones import create_backbone
 from datamodules import ClassFoldersDataModule
 from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
-from datamodules.files import decoding
 from datamodules.files.bands import Statistics, measure, parse_bands, read_bands, read_shape
 from datamodules.images.band_transforms import Jitter, eval_transform, train_transform
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
@@ -31,8 +24,7 @@ from heads.linear import LinearClassifier
 from tasks import ClassificationTask
 from tests.datamodules import loading
 from tests.errors import refuses
-from tests.runs import QUIET, completed, composed
-from tools import export
+from tests.runs import QUIET, composed
 
 HEIGHT, WIDTH = 20, 26
 PLAIN = PaperAugmentation(auto_augment=None)
@@ -401,75 +393,3 @@ def test_a_command_sets_the_channels_of_the_network(tmp_path):
     assert composed(*words).backbone["in_chans"] == 3
     refuses("images have 4 channels", composed, *words, "data.bands=4", "backbone.in_chans=5")
     refuses("images have 3 channels", composed, *words, "backbone.in_chans=5")
-
-
-@pytest.mark.slow
-def test_a_run_of_bands_is_resumed_tested_and_exported(tmp_path, capsys):
-    root = class_folders(tmp_path / "data", count=6)
-    words = [
-        "backbone=timm", "backbone.model=test_vit", "trainer=cpu", "data=folder",
-        f"data.root={root}", "data.bands=[4,0]", "++data.augmentation.auto_augment=null",
-        "data.image_size=64", "data.num_workers=0", f"output_dir={tmp_path}", "logger=csv",
-    ]  # fmt: skip
-    folder = completed([*words, "trainer.max_epochs=1"], capsys).folder()
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["backbone"]["in_chans"] == len(config["data"]["band_mean"]) == 2
-    assert completed([*words, "trainer.max_epochs=2", "resume=true"], capsys).folder() == folder
-    other = class_folders(tmp_path / "other", count=3)  # of other statistics
-    for name, options in (("run", []), ("file", words[:-2])):
-        ckpt = folder if name == "run" else tmp_path / "file.ckpt"
-        if name == "file":
-            shutil.copy(folder / "checkpoints/best.ckpt", ckpt)
-        typed = [
-            *options,
-            "mode=test",
-            f"ckpt={ckpt}",
-            f"data.root={other}",
-            f"output_dir={tmp_path}",
-        ]
-        tested = completed(typed, capsys).folder()
-        seen = json.loads((tested / "summary.json").read_text())["metrics"]
-        assert seen["loss"] == pytest.approx(expected_loss(folder, other), rel=1e-4), name
-    array = tmp_path / "image.npy"
-    np.save(array, values(5, seed=3, size=(50, 90)))
-    (row,) = tasks.load(folder).predict(str(array))
-    out = tmp_path / "onnx"
-    assert export.main([f"ckpt={folder}", "to=onnx", "what=classifier", f"out={out}"]) == 0
-    command = [sys.executable, out / "infer.py", array]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    shares = {line.split("'")[1]: float(line.split()[0]) for line in said.splitlines()}
-    known = dict(zip(row["classes"], row["probabilities"], strict=True))
-    assert shares == pytest.approx(known, abs=2e-3)
-    assert export.main([f"ckpt={folder}", "to=timm", f"out={tmp_path / 'timm'}"]) == 0
-    assert export.main([f"ckpt={folder}", "to=mmpretrain", f"out={tmp_path / 'mm'}"]) == 2
-    assert "read 8-bit BGR" in capsys.readouterr().err
-
-
-def expected_loss(folder, root):
-    """Cross entropy of a run on another folder, with the run's statistics."""
-    task = tasks.load(folder)
-    data = ready(
-        root, bands=[4, 0], image_size=64, band_mean=task.data.statistics.mean,
-        band_std=task.data.statistics.std, val_share=0.1,
-    )  # fmt: skip
-    losses = [
-        torch.nn.functional.cross_entropy(
-            task.model.predict(batch), batch["label"], reduction="sum"
-        )
-        for batch in data.val_dataloader()
-    ]
-    return float(sum(losses) / len(data.dataset("val")))
-
-
-def test_values_of_12_bits_read_as_8_bits_give_one_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoding, "_dark", [])
-    for name, greatest in (("deep", 60000), ("dark", 4000)):
-        Image.fromarray(np.full((4, 4), greatest, np.uint16)).save(tmp_path / f"{name}.png")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        decoding.load_rgb(tmp_path / "deep.png", upright=False)
-    with pytest.warns(UserWarning, match=r"largest value is 4000, .*pass data.bands=1"):
-        decoding.load_rgb(tmp_path / "dark.png", upright=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        decoding.load_rgb(tmp_path / "dark.png", upright=False)

@@ -68,12 +68,3 @@ def test_added_images_leave_most_others_in_place(tmp_path):
 def test_indivisible_folders_are_rejected(tmp_path, counts, options, message):
     write(tmp_path, counts)
     rejected(tmp_path, message, **options)
-
-
-def test_a_class_may_have_a_splits_name(tmp_path, caplog):
-    write(tmp_path, {"test": 4, "control": 4})
-    assert ready(tmp_path).class_names == ("control", "test")
-    write(tmp_path / "train", {"cat": 4, "dog": 4})
-    caplog.set_level("INFO")
-    assert ready(tmp_path).class_names == ("cat", "dog")
-    assert "split_seed=0); not used: control, test" in caplog.text

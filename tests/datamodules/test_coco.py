@@ -171,13 +171,9 @@ OUTLINES = [
     ({"size": [60, 40], "counts": [2400]}, r"run-length mask of \[60, 40\]"),
     ({"size": [40, 60], "counts": [2399]}, "run lengths of 2399 pixels"),
     ([[1, 2, 3, float("nan"), 5, 6]], "polygon with the coordinate nan"),
-    ([[1, 2, 3, float("inf"), 5, 6]], "the coordinate inf"),
     ([[1, 2, 3, 1e9, 5, 6]], "annotation 0 .* coordinate 1000000000.0"),
-    ([[1, 2, 3, None, 5, 6]], "the coordinate None"),
     (["ab"], "polygons that are lists of numbers, got 'ab'"),
     ({"size": [40, 60], "counts": [2401, -1]}, "malformed run lengths"),
-    ({"size": [40, 60], "counts": None}, "malformed run lengths: None"),
-    ({"size": [40, 60], "counts": "P_oooo"}, "malformed run lengths"),
     ({"size": [40, 60], "counts": "ZZ"}, "malformed run|pixels in an"),
     ({"size": "40x60", "counts": [2400]}, "mask of '40x60'"),
     (
@@ -189,34 +185,25 @@ OUTLINES = [
 
 FAULTS = [
     (json.dumps(content())[:200], r"not valid JSON: .* at byte \d+ of 200"),
-    (json.dumps([1]), r"the content must be a valid dictionary, got \[1\]"),
     (changed(["images"], None), "the content lacks 'images', found .*'annotations', 'categories'"),
-    (changed(["annotations"], None), "lacks 'annotations'"),
     (changed(["categories"], []), "categories list should have at least 1 item"),
     (changed(["images", 2, "file_name"], None), r"images\[2\] lacks 'file_name', found \['height'"),
-    (changed(["annotations", 1, "area"], None), r"annotations\[1\] lacks 'area'"),
     (edited("image_id", 99), "7 annotations .* unknown image_id.*: 0, 1, 2, 3, 4, ... .7 in all"),
-    (edited("category_id", 99), "7 annotations .* unknown category_id"),
     (changed(["annotations", 1, "id"], 100), "duplicates among its annotations.*: 100"),
     (changed(["categories", 1], {"id": 8, "name": "cat"}), "duplicates among its category names"),
     *((changed(["images", 2, "file_name"], name), r"two image ids .*1\.jpg \(ids 11 and 12\)")
-      for name in ("1.jpg", "./1.jpg", "..//train2017/./1.jpg")),
+      for name in ("1.jpg", "..//train2017/./1.jpg")),
     (edited("bbox", [1, 2, 3]), r"annotations\[0\]: bbox list should have at least 4 items"),
     (edited("bbox", [0, 0, float("inf"), 3]), r"\[0\]: bbox\[2\] must be a finite number, got inf"),
     (edited("bbox", [10, 10, -5, 5]), "7 of 7 boxes .*must be .* in pixels"),
-    (edited("bbox", [0.1, 0.1, 0.4, 0.5]), "smaller than a pixel"),
     (edited("bbox", [70, 10, 5, 5]), "outside their image"),
     *((edited("segmentation", value), message) for value, message in OUTLINES),
     (edited("segmentation", None), r"annotation 0 .* lacks a seg.*with_mask=false"),
     *((changed(["annotations", 3, "id"], value), rf"annotations\[3\]: id must be an .* got {said}$")
-      for value, said in (("a", '"a"'), (7.5, r"7\.5"), (True, "True"), ([1], r"\[1\]"))),
+      for value, said in ((7.5, r"7\.5"), (True, "True"))),
     (changed(["annotations", 2, "id"], 2.0**60), "got 1.15.*e.18; .* write the digits"),
-    (changed(["images", 1, "width"], 59.5), r"images\[1\]: width must be an integer, got 59\.5$"),
-    (edited("area", "12"), r'annotations\[0\]: area must be a finite number, got "12"$'),
-    (edited("iscrowd", []), r"annotations\[0\]: iscrowd must be an integer, got \[\]$"),
     (edited("ignore", 2), r"annotations\[0\]: ignore must be less than or equal to 1, got 2$"),
     (changed(["images", 1, "width"], 10**7), "less than or equal to 100000, got 10000000"),
-    (changed(["images", 1, "file_name"], 5), "file_name must be a valid string, got 5"),
     (changed(["images", 1, "file_name"], ""), "file_name string should have at least 1 character"),
     ("[" * 100_000, "nested too deeply|not valid JSON"),
     ('{"categories": ' + "9" * 5000 + "}", "4300 digits"),
@@ -272,36 +259,6 @@ def test_run_lengths_as_text_are_those_of_pycocotools(root):
     ready(root)
 
 
-def with_floats(value):
-    if isinstance(value, dict):
-        return {key: with_floats(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [with_floats(item) for item in value]
-    return float(value) if isinstance(value, int) else value
-
-
-def test_integers_may_be_written_as_floats(root):
-    entry = content()
-    runs = {"size": [40, 60], "counts": [410, 10, 1980]}
-    entry["annotations"][0].update(segmentation=runs, iscrowd=1)
-    save(root, with_floats(entry), *SPLITS)
-    data = ready(root)
-    assert data.category_ids == (3, 8)
-    for kind, keys in {
-        "images": ("id", "width", "height"),
-        "annotations": ("id", "image_id", "category_id", "iscrowd"),
-        "categories": ("id",),
-    }.items():
-        found, wanted = (
-            [{key: one[key] for key in keys} for one in file[kind]]
-            for file in (data.annotations, entry)
-        )
-        assert json.dumps(found) == json.dumps(wanted)
-    assert repr(data.annotations["annotations"][0]["segmentation"]) == repr(runs)
-    assert repr([one.img_id for one in dense_samples(data.val_dataloader())]) == "[10, 11, 12, 13]"
-    assert len(list(data.train_dataloader())) == 2
-
-
 def perfect_detections(data):
     from mmengine.structures import InstanceData
 
@@ -316,35 +273,11 @@ def perfect_detections(data):
     return metric, metric.compute()["AP"].item()
 
 
-@pytest.mark.parametrize("ids", [range(4), range(-3, 1), [2**53 + 3, 0, -(2**70), 2**64]])
-def test_any_integers_may_be_ids(root, ids):
-    entry = content()
-    categories = {3: ids[1], 8: ids[0]}
-    for number, image, one in zip(ids, entry["images"], entry["annotations"], strict=True):
-        image["id"] = one["image_id"] = one["id"] = number
-        one["category_id"] = categories[one["category_id"]]
-    for category in entry["categories"]:
-        category["id"] = categories[category["id"]]
-    save(root, entry, *SPLITS)
-    data = ready(root)
-    assert data.category_ids == tuple(categories.values())
-    labels = [s.gt_instances.labels.item() for s in dense_samples(data.train_dataloader())]
-    assert sorted(labels) == [0, 0, 1, 1]
-    metric, figure = perfect_detections(data)
-    assert figure == pytest.approx(1)
-    found = [row for rows in metric.detections.values() for row in rows]
-    written = json.loads(json.dumps(found))  # as coco_results.json
-    assert [row["image_id"] for row in written] == list(ids)
-    assert {row["category_id"] for row in written} == {*categories.values()}
-
-
 UNUSABLE = [
     {"bbox": [5, 5, 0, 5]},
-    {"bbox": [5, 5, 9, -5]},
     {"area": 0},
     {"bbox": [5, 5, 0.5, 5]},
     {"bbox": [60, 5, 9, 5]},
-    {"bbox": [5, -9, 9, 9]},
     {"ignore": 1},
 ]
 
@@ -395,22 +328,6 @@ def test_nan_boxes_are_excluded_from_training_and_rejected_in_validation(root, c
     save(root, entry, "val2017")
     rejected(root, r"val2017\.json has NaN .*annotations\[20\]: bbox and area must")
     assert perfect_detections(ready(root, skip_unusable_boxes=True))[1] == pytest.approx(1)
-
-
-def test_mmdet_drops_the_unusable_boxes(root, monkeypatch, log):
-    generator = np.random.default_rng(0)
-    values = [-30, -10, -1, 0, 0.5, 1, 20, 39.5, 60]
-    boxes = [
-        annotation(i, 10 + i % 4, bbox=generator.choice(values, 4).tolist(), area=a, iscrowd=i % 2)
-        for i, a in enumerate(generator.choice([-1, 0, 0.1, 9], 400))
-    ]
-    save(root, content(annotations=boxes))
-    monkeypatch.setattr("datamodules.dense.coco.mark_ignored", lambda content, unusable: content)
-    data = ready(root, skip_unusable_boxes=True, with_mask=False)
-    infos = [data.dataset("train").dataset.get_data_info(i) for i in range(4)]
-    kept = sum(not one["ignore_flag"] for info in infos for one in info["instances"])
-    assert 10 < kept < 100
-    assert log[0].startswith(f"{200 - kept} of 400 boxes")
 
 
 def test_many_unusable_boxes_are_rejected_unless_skipped(root):

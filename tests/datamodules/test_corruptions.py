@@ -10,10 +10,8 @@ from PIL import Image
 from scipy import ndimage
 from sklearn.datasets import load_sample_image
 
-from datamodules import RobustnessDataModule
 from datamodules.corruptions import CORRUPTIONS, KINDS, SEVERITIES, blur, corrupt, digital, weather
 from datamodules.images.corrupted_copies import CopyOptions, write_copy
-from tests.numbered import NATURAL, TEXT, write_folders
 from tools.corrupt import main
 
 SIDE = 96
@@ -206,19 +204,6 @@ def test_elastic_by_scikit_image(photo, severity):
     assert np.abs(theirs - ours).max() < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("size", "kind", "severity", "message"),
-    [
-        (9, "rain", 1, "'rain' of severity 1 is unknown: kinds are gaussian"),
-        (9, "fog", 6, "'fog' of severity 6 is unknown"),
-        (20, "fog", 1, "square images"),
-    ],
-)
-def test_invalid_arguments_are_rejected(size, kind, severity, message):
-    with pytest.raises(ValueError, match=message):
-        made(Image.new("RGB", (9, size)), kind, severity)
-
-
 @pytest.fixture
 def folder(tmp_path):
     for name, colour in (("cat", (200, 80, 10)), ("dog", (10, 90, 220))):
@@ -286,23 +271,3 @@ def test_uncopyable_folders_are_rejected(folder, capsys):
     (folder / "set/val/cat/0.png").write_bytes(b"no image")
     assert main([root, f"out={folder}/c3", "size=32", "workers=1"]) == 2
     assert "0.png is not an image" in capsys.readouterr().err
-
-
-def test_copies_keep_nested_images_and_class_orders(tmp_path, caplog):
-    write_folders(tmp_path / "data", val="valid")
-    nested = tmp_path / "data/valid/3/close"
-    nested.mkdir()
-    grey(9).save(nested / "1.jfif")
-    (tmp_path / "data/valid/3/notes.txt").write_text("x")
-    how = CopyOptions(kinds=("brightness",), severities=(1,), size=SIDE // 2, resize=SIDE // 2)
-    with caplog.at_level("INFO"):
-        assert write_copy(tmp_path / "data", tmp_path / "copy", how) == 13
-    assert "1 file is skipped because of its ending: 1 .txt" in caplog.text
-    assert (tmp_path / "copy/brightness/1/3/close/1.jfif.jpg").is_file()
-    for order, names in (("text", TEXT), ("natural", NATURAL)):
-        data = RobustnessDataModule(tmp_path / "copy", sets=["imagenet_c"], class_order=order)
-        data.setup()
-        assert data.class_names == names
-        (part,) = data.parts
-        assert len(part.files) == 13
-        assert [names[label] for label in part.labels] == [f.split("/")[0] for f in part.files]

@@ -1,16 +1,13 @@
 """GLUE's files, the tokenizer, and the generated grammar."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
-from datamodules.text import glue
 from datamodules.text.glue import SETS, GlueDataModule, named_file, read_examples, read_lines
 from datamodules.text.sample import SampleGlue, make_sentence
 from datamodules.text.tokenizers import cut_to, read_tokenizer
-from datamodules.text.wordpiece import SPECIAL, WordPiece, split_words, train_vocabulary
+from datamodules.text.wordpiece import SPECIAL, WordPiece, split_words
 from tests.errors import refuses
 from tests.glue_sets import write_sets
 
@@ -44,16 +41,6 @@ def test_the_tokenizer_equals_that_of_transformers(tmp_path):
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), text
 
 
-@pytest.mark.parametrize(
-    ("encode", "end"), [("utf-8", "\n"), ("utf-8-sig", "\n"), ("utf-16", "\n"), ("utf-8", "\r\n")]
-)
-def test_pieces_keep_their_numbers(encode, end, tmp_path):
-    """As in bert-base-chinese, U+2028 is a piece; every encoding gives the same numbers."""
-    pieces = [*SPECIAL, "\u2028", "\x85", "the", "", "dog"]
-    (tmp_path / "vocab.txt").write_bytes((end.join(pieces) + end).encode(encode))
-    assert read_tokenizer(tmp_path).pieces == tuple(pieces)
-
-
 CASES = [
     ({}, None, ["cafe", "dog"]),
     ({"do_lower_case": True}, None, ["cafe", "dog"]),
@@ -63,15 +50,6 @@ CASES = [
     ({"do_lower_case": False}, True, ["cafe", "dog"]),
     ({"do_lower_case": True}, False, ["Café", "Dog"]),
 ]
-
-
-@pytest.mark.parametrize(("config", "lower", "words"), CASES)
-def test_the_folder_decides_the_case(config, lower, words, tmp_path):
-    pieces = [*SPECIAL, "cafe", "Cafe", "café", "Café", "dog", "Dog"]
-    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = GlueDataModule(tmp_path, tokenizer=tmp_path, lower=lower, **OWN).tokenizer()
-    assert [pieces[number] for number in tokenizer.encode("Café Dog")] == words
 
 
 def test_the_case_is_that_of_transformers(tmp_path):
@@ -106,14 +84,6 @@ def test_a_tokenizer_fails_where_it_is_opened(files, said, tmp_path):
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     refuses(rf"^{tmp_path}.*({said})", read_tokenizer, tmp_path)
-
-
-def test_a_trained_vocabulary_writes_every_word():
-    texts = ["the dogs run.", "the dog runs."]
-    tokenizer = WordPiece(train_vocabulary(texts, 40))
-    assert tokenizer.numbers["[PAD]"] == 0
-    assert tokenizer.numbers["[UNK]"] not in tokenizer.encode("the nerd runs. uh")
-    assert len(tokenizer.encode("the")) == 1
 
 
 @pytest.mark.parametrize("name", sorted(SETS))
@@ -153,17 +123,6 @@ def test_scores_are_numbers(score, tmp_path):
     (tmp_path / "a.tsv").write_text(f"sentence1\tsentence2\tscore\na\tb\t{score}\n")
     with pytest.raises(ValueError, match=f"line 2: label '{score}' must be a number"):
         read_examples(tmp_path / "a.tsv", SETS["stsb"])
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
-def test_lines_with_too_few_columns_are_counted(encoding, tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(glue, "log", said.append)
-    text = "question1\tquestion2\tis_duplicate\ncaf\xe9?\tb?\t1\n\n2\tx\na?\tb?\t0\n3\n"
-    (tmp_path / "a.tsv").write_bytes(text.encode(encoding))
-    first, second = read_examples(tmp_path / "a.tsv", SETS["qqp"])
-    assert (first.texts, second.label) == (("caf\xe9?", "b?"), 0)
-    assert said == [f"{tmp_path / 'a.tsv'}: 2 lines have too few columns and are left out, as 4"]
 
 
 def test_inputs_are_texts_or_files(tmp_path):

@@ -10,7 +10,6 @@ from PIL import Image
 from timm.data import ImageNetInfo
 
 from datamodules import ImageFolderDataModule, ImageParquetDataModule
-from datamodules.images.image_parquet import find_shards
 from datamodules.images.synsets import SYNSETS, file_name, to_synsets
 from tests.datamodules import loading
 from tests.stand_ins import write_classes, write_parquet
@@ -72,17 +71,6 @@ def test_imagenets_names_become_synsets():
     assert to_synsets([name.upper() for name in names]) == SYNSETS
     assert to_synsets(names[::-1]) == tuple(names[::-1])
     assert to_synsets(["cat", "dog"]) == ("cat", "dog")
-
-
-def test_common_places_of_shards(shards, tmp_path):
-    plain = tmp_path / "plain"
-    (plain / "train").mkdir(parents=True)
-    for path in sorted((shards / "data").iterdir()):
-        name = path.name.replace("train-", "train/").replace("validation", "test")
-        path.rename(plain / name)
-    names = [path.name for path in find_shards(plain, ("train",))]
-    assert names == ["00000-of-00002.parquet", "00001-of-00002.parquet"]
-    assert ready(plain).sizes() == {"train": 12, "val": 6}
 
 
 def test_column_names_are_options(folders, tmp_path):
@@ -206,26 +194,3 @@ def write_rows(file, rows, meta=None):
     if meta is not None:
         table = table.replace_schema_metadata({"huggingface": meta})
     parquet.write_table(table, file)
-
-
-def write_shards(root, image, meta=None):
-    for split in ("train", "validation"):
-        rows = [{"image": image, "label": label} for label in (0, 1)]
-        write_rows(root / f"{split}-00000-of-00001.parquet", rows, meta)
-    return root
-
-
-METADATA = [
-    "{",
-    "3",
-    '{"info": 3}',
-    '{"info": {"features": [1]}}',
-    '{"info": {"features": {"label": {"_type": "ClassLabel", "names": 5}}}}',
-    '{"info": {"features": {"image": {"_type": "None"}, "label": {"_type": "Image"}}}}',
-]
-
-
-@pytest.mark.parametrize("meta", METADATA)
-def test_other_metadata_types_are_rejected(tmp_path, meta):
-    root = write_shards(tmp_path / "shards", {"bytes": b"x", "path": "a"}, meta)
-    assert "\n" not in rejected(root, str(root))

@@ -13,7 +13,7 @@ from PIL import Image
 from datamodules import ImageFolderDataModule, ImageTarsDataModule
 from datamodules.images import tar_shards
 from datamodules.images.robustness_sets import SYNSETS
-from datamodules.images.tar_index import list_members, read_member
+from datamodules.images.tar_index import read_member
 from datamodules.images.tar_shards import KEY
 from tests.datamodules import loading
 
@@ -153,14 +153,6 @@ def test_webdatasets_numbers_are_the_labels(tmp_path):
     assert labels_by_red(data, "val") == {label: label for label in range(12)}
 
 
-@pytest.mark.parametrize("pattern", ["{}-000000.tar", "imagenet1k-{}-0000.tar", "{}.tar"])
-@pytest.mark.parametrize("val", ["val", "validation"])
-def test_shards_may_lie_in_the_root(pattern, val, tmp_path):
-    for split in ("train", val):
-        pack(tmp_path / pattern.format(split), shard(range(3)))
-    assert ready(tmp_path).sizes() == {"train": 3, "val": 3}
-
-
 def test_the_label_may_be_a_field_of_the_json(tmp_path, caplog):
     pack_both(tmp_path, {
         "a/1.webp": 0, "a/1.json": {"label": 0, "text": "x"}, "a/1.txt": "a caption",
@@ -182,21 +174,6 @@ def test_the_label_may_be_a_field_of_the_json(tmp_path, caplog):
     ):
         (tmp_path / "classnames.txt").write_text(names.replace(" ", "\n"))
         rejected(tmp_path, message, **options)
-
-
-@pytest.mark.parametrize(
-    ("content", "key"),
-    [
-        ({"0.cls": "0.0", "1.cls": " +1 \n"}, None),
-        ({"0.json": {"label": "0.0"}, "1.json": {"label": " 1\n"}}, "label"),
-        ({"0.json": {"a": {"b": 0}}, "1.json": {"a": {"b": 1.0}}}, "a.b"),
-        ({"0.json": {"a.b": "0"}, "1.json": {"a.b": "+1"}}, "a.b"),
-    ],
-)
-def test_integers_and_nested_fields_are_labels(content, key, tmp_path):
-    pack_both(tmp_path, {"0.jpg": 0, "1.jpg": 10} | content, "000000.TAR")
-    data = ready(tmp_path, label_key=key)
-    assert data.dataset("train").dataset.labels.tolist() == [0, 1]
 
 
 OK = {"0.jpg": 0, "0.cls": "0", "1.jpg": 10, "1.cls": "1"}
@@ -286,32 +263,6 @@ def test_gaps_in_the_numbers_of_shards_are_reported(tmp_path):
         assert ready(tmp_path).sizes()["train"] == 15
 
 
-def test_gaps_and_labels_missing_in_training_are_reported(tmp_path):
-    pack_both(tmp_path, OK)
-    pack(tmp_path / "train/000000.tar", OK | {"2.jpg": 30, "2.cls": "3"})
-    with pytest.warns(UserWarning, match="lacks training images of 2") as warned:
-        data = ready(tmp_path)
-    assert any("lacks validation images of 2, 3" in str(one.message) for one in warned)
-    assert data.class_names == ("0", "1", "2", "3")
-    pack(tmp_path / "val/000000.tar", OK | {"2.jpg": 20, "2.cls": "2"})
-    rejected(tmp_path, "has validation labels that training lacks .*: 2")
-
-
-def test_nested_images_and_a_folder_around_all(tmp_path, caplog):
-    pack(tmp_path / "train.tar", {
-        "./train/a/1.jpg": 1, "./train/a/close/2.jfif": 1, "./train/b/1.avif": 1,
-        "./train/b/notes.txt": "x", "./train/.DS_Store": "x",
-    })  # fmt: skip
-    pack(tmp_path / "val.tar", {"val/a/1.jpg": 1, "val/b/1.pgm": 1})
-    caplog.set_level("INFO")
-    data = ready(tmp_path)
-    assert data.class_names == ("a", "b")
-    assert data.dataset("train").dataset.labels.tolist() == [0, 0, 1]
-    assert "train: 1 images lie in sub-folders (a/close/2.jfif)" in caplog.text
-    assert "1 file is skipped because of its ending: 1 .txt" in caplog.text
-    assert all(torch.isfinite(batch["image"]).all() for batch in data.val_dataloader())
-
-
 def test_damaged_tar_files_are_rejected(folders, tmp_path):
     for split in SPLITS:
         in_one(folders, tmp_path, split)
@@ -328,20 +279,6 @@ def test_damaged_tar_files_are_rejected(folders, tmp_path):
     ):
         (tmp_path / "train.tar").write_bytes(content)
         rejected(tmp_path, message)
-
-
-def test_hard_links_yield_their_target(tmp_path):
-    file = tmp_path / "x.tar"
-    with tarfile.open(file, "w") as tar:
-        member = tarfile.TarInfo("a.jpg")
-        member.size = 3
-        tar.addfile(member, io.BytesIO(b"abc"))
-        link = tarfile.TarInfo("b.jpg")
-        link.type, link.linkname = tarfile.LNKTYPE, "a.jpg"
-        tar.addfile(link)
-    assert [(m.name, read_member(str(file), m.offset, m.size)) for m in list_members(file)] == [
-        ("a.jpg", b"abc"), ("b.jpg", b"abc"),
-    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -362,17 +299,6 @@ def test_the_index_of_a_large_file_is_cached(indexed, monkeypatch):
     assert again.class_names == first.class_names
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"archive": 3}', '{"archive": "x", "names": ["a"]}'])
-def test_a_damaged_index_is_rebuilt(text, indexed, monkeypatch):
-    archive = next(indexed[0].rglob("*.tar"))
-    first = tar_shards.read_shard(archive)
-    (index,) = indexed[1].glob("*.json")
-    index.write_text(text)
-    assert tar_shards.read_shard(archive) == first
-    monkeypatch.setattr(tar_shards, "_read_shard", None)
-    assert tar_shards.read_shard(archive) == first
-
-
 @pytest.mark.parametrize("name", ["a.jpg", "d.e/a.b.jpg", "d/a", "a.tar.gz", "x/y/z.cls"])
 def test_keys_equal_webdatasets(name):
     """Source: webdataset/tariterators.py, base_plus_ext."""
@@ -388,28 +314,3 @@ def test_imagenets_shards_have_its_classes(tmp_path):
     for split in ("train", "validation"):
         pack(tmp_path / f"imagenet1k-{split}-0000.tar", content)
     assert ready(tmp_path, num_classes=1000).class_names == SYNSETS
-
-
-NAMED = {"n01440764": (2, 10, 33, 104), "n01443537": (1, 20, 200)}
-
-
-@pytest.mark.parametrize("layout", ["folders", "numbers"])
-def test_a_share_has_the_images_of_class_folders(layout, tmp_path):
-    for split in SPLITS:
-        content = {}
-        for label, (synset, numbers) in enumerate(NAMED.items()):
-            folder = tmp_path / "folders" / split / synset
-            folder.mkdir(parents=True)
-            for name in (f"{synset}_{number}" for number in numbers):
-                (folder / f"{name}.JPEG").write_bytes(PIXELS)
-                if layout == "folders":
-                    content[f"{synset}/{name}.JPEG"] = PIXELS
-                else:
-                    content |= {f"{name}.jpg": 0, f"{name}.cls": str(label)}
-        pack(tmp_path / "tars" / split / f"{split}-0000.tar", dict(reversed(content.items())))
-    for share in (0.5, 0.3):
-        found = []
-        for make, root in ((reference, "folders"), (ready, "tars")):
-            data = make(tmp_path / root, train_share=share).dataset("train")
-            found.append({Path(data.describe(index)).stem for index in range(len(data))})
-        assert found[0] == found[1]

@@ -56,23 +56,6 @@ def test_ids_may_be_floats_and_shared_images_are_logged(root):
     assert line.startswith("1 of 6 validation images are also training images")
 
 
-def test_ids_replace_duplicate_names_and_images_must_exist(root):
-    for split in ("train", "val"):
-        change(root, split, lambda content: [c.update(name="x") for c in content["categories"]])
-    assert ready(root).class_names == ("2", "7", "10")
-    change(root, "val", lambda c: c["images"][0].update(file_name="train_val2019/x.jpg"))
-    not_found(root, "1 images of the json file do not exist: train_val2019/x.jpg")
-
-
-def test_wrong_files_are_rejected(root):
-    rejected(root, r"3 categories but data.num_classes is 1010", num_classes=1010)
-    file = root / "val2019.json"
-    file.write_text(file.read_text()[:50])
-    rejected(root, r"val2019.json is not valid JSON: .* at byte \d+ of 50")
-    (root / "train2019.json").unlink()
-    not_found(root, r"train2019\.json does not exist")
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [

@@ -13,31 +13,6 @@ LISTED = "image,labels\na.png,cat;dog\nb.png,dog\nsub/c.png,bird;cat\nd.png,dog\
 FLAGGED = "filename, cat, dog\na.png,1,0\nb.png,0,0\nsub/c.png,1,1\nd.png,0,1\n"
 
 
-@pytest.mark.parametrize(
-    ("cells", "suspected"),
-    [
-        (["clear primary", "haze primary"], True),
-        (["a b", "b c", "a c", "d"], True),
-        (["cat", "dog", "cat"], False),
-        (["traffic light", "stop sign", "car"], False),
-        (["hot dog", "dog", "cat"], False),
-        (["stop sign", "stop sign"], False),
-    ],
-)
-def test_labels_with_spaces_between_them_are_suspected(cells, suspected, tmp_path, caplog):
-    caplog.set_level("INFO")
-    rows = []
-    for index, cell in enumerate(cells):
-        Image.new("RGB", (8, 8)).save(tmp_path / f"{index}.png")
-        rows.append(f"{index}.png,{cell}\n")
-    (tmp_path / "tags.csv").write_text("image,tags\n" + "".join(rows))
-    read_label_table(tmp_path / "tags.csv")
-    assert ("pass data.label_separator=' '" in caplog.text) == suspected
-    caplog.clear()
-    assert len(read_label_table(tmp_path / "tags.csv", separator=" ").images) == len(cells)
-    assert not caplog.records
-
-
 @pytest.fixture
 def photos(tmp_path):
     (tmp_path / "sub").mkdir()
@@ -77,12 +52,6 @@ def test_listed_labels_become_flags(photos):
     assert spaced.class_names == data.class_names
     batch = next(iter(read(photos, LISTED, batch_size=3).train_dataloader()))
     assert batch["label"].shape == (3, 3)
-
-
-def test_columns_are_classes_and_images_may_have_none(photos):
-    data = read(photos, FLAGGED)
-    assert data.class_names == ("cat", "dog")
-    assert labels_of(data)["b.png"] == [0, 0]
 
 
 @pytest.mark.parametrize("column", ["label", "ill"])

@@ -2,7 +2,6 @@
 
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -271,31 +270,6 @@ def test_wrong_colours_are_rejected(tmp_path, options, message):
     rejected(SegmentationFolderDataModule, tmp_path, message, **{**given, **options})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, r"labels \[3\], but 3 classes are labelled 0 to 2; for .* pass data\.values"),
-        ({"values": [0, 4, 5]}, r"have data\.values=\[0, 4, 5\], and \[255\] are ignored$"),
-        ({"classes": ["a", "b"], "values": [0, 255]}, r"=\[0, 255\]; 1-bit masks have 0 and 1"),
-    ],
-)
-def test_other_labels_name_the_option(tmp_path, options, message):
-    masks(folder(tmp_path), lambda path, _: png(path, np.full(SIZE, 3), 8))
-    with pytest.raises(ValueError, match=message):
-        ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
-
-
-def test_grey_in_three_channels_is_read_as_grey(tmp_path, caplog):
-    values = np.random.default_rng(0).choice([0, 1, 2, 255], SIZE)
-    masks(folder(tmp_path), lambda path, _: png(path, np.stack([values] * 3, -1), 8, RGB))
-    data = ready(SegmentationFolderDataModule, tmp_path)
-    check_all(data, values)
-    (line,) = logged_lines(data, caplog)
-    start = "Read as grey values: RGB masks with three equal channels, such as "
-    assert line.startswith(start)
-    assert Path(line.removeprefix(start)) in tmp_path.glob("masks/*/*.png")
-
-
 def save_rotated(pixels, path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -331,32 +305,3 @@ def test_rotated_images_and_their_masks(tmp_path, caplog, orientation, size, suf
         f"1 of 4 images are rotated by their EXIF data, but their masks are stored upright "
         f"({image})"
     )
-
-
-@pytest.mark.parametrize("orientation", range(2, 9))
-def test_rotated_tiffs_of_one_channel(tmp_path, orientation):
-    """Pillow scrambles them when given their names."""
-    save_rotated(labels(8), tmp_path / "x.png", orientation)
-    save_rotated(labels(8), tmp_path / "x.tif", orientation)
-    readers = (lambda path: load_rgb(path, upright=True).convert("L"), open_upright, read_pixels)
-    names = ("x.png", "x.tif")
-    (expected, *found) = [np.asarray(read(tmp_path / name)) for read in readers for name in names]
-    assert all(np.array_equal(expected, other) for other in found)
-
-
-@pytest.mark.parametrize("size", [SIZE, (40, 40)])
-def test_masks_are_rotated_by_their_own_exif_data(tmp_path, caplog, size):
-    shown = make_rotated(tmp_path, 6, size=size)
-    save_rotated(np.rot90(shown[..., 0] // 200), tmp_path / "masks/val/0.png", 6)
-    data = ready(SegmentationFolderDataModule, tmp_path)
-    found = truths(data)[str(tmp_path / "images/val/0.png")]
-    assert np.array_equal(found, shown[..., 0] // 200)
-    assert not [line for line in logged_lines(data, caplog) if "EXIF" in line]
-
-
-def test_masks_of_unrotated_pixels_are_rejected(tmp_path):
-    shown = make_rotated(tmp_path, 6)
-    png(tmp_path / "masks/val/0.png", np.rot90(shown[..., 0] // 200), 2)
-    data = ready(SegmentationFolderDataModule, tmp_path)
-    for read in (data.check_files, lambda: list(data.val_dataloader())):
-        refuses(r"rotated by its EXIF data: .*exiftool -Orientation=", read)

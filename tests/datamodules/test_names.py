@@ -1,6 +1,5 @@
 """Names of files and classes from other systems: encodings, accents, backslashes."""
 
-import tarfile
 import unicodedata
 
 import pytest
@@ -9,7 +8,6 @@ from PIL import Image
 from datamodules import (
     ClassFoldersDataModule,
     ImageFolderDataModule,
-    ImageTarsDataModule,
     SegmentationFolderDataModule,
     VOCDataModule,
 )
@@ -52,23 +50,6 @@ def test_one_class_in_two_spellings_is_rejected(tmp_path):
         decoded_images(ClassFoldersDataModule, tmp_path)
 
 
-def test_the_same_images_are_drawn_for_both_forms_of_accents(tmp_path):
-    drawn = []
-    for form, name in (("a", "café"), ("b", nfd("café"))):
-        classes(tmp_path / form, [name, "dog"], 20)
-        names = decoded_images(ClassFoldersDataModule, tmp_path / form).dataset("val").dataset.names
-        drawn.append([name.decode().rpartition("/")[2] for name in names])
-    assert drawn[0] == drawn[1]
-
-
-def test_tar_files_of_two_systems(tmp_path):
-    for split, name in (("train", "café"), ("val", nfd("café"))):
-        classes(tmp_path / "images" / split, [name, "dog"])
-        with tarfile.open(tmp_path / f"{split}.tar", "w") as tar:
-            tar.add(tmp_path / "images" / split, ".")
-    assert decoded_images(ImageTarsDataModule, tmp_path).class_names == ("café", "dog")
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
 @pytest.mark.parametrize(
     ("kind", "make"), [(SegmentationFolderDataModule, folder), (VOCDataModule, voc)]
@@ -79,11 +60,3 @@ def test_lists_of_classes(tmp_path, kind, make, encoding):
     make(tmp_path)
     (tmp_path / "class_names.txt").write_bytes("\r\n".join([*names, ""]).encode(encoding))
     assert dense_ready(kind, tmp_path).class_names == tuple(names)
-
-
-def test_masks_of_another_system(tmp_path):
-    pytest.importorskip("mmseg")
-    root = folder(tmp_path)
-    (root / "images/train/0.tif").rename(root / "images/train/é.tif")
-    (root / "masks/train/0.png").rename(root / "masks/train" / nfd("é.png"))
-    assert len(dense_ready(SegmentationFolderDataModule, root).dataset("train")) == 2

@@ -16,7 +16,6 @@ from datamodules import (
     ImageFolderDataModule,
     LightAugmentation,
     PaperAugmentation,
-    SampleMultiLabel,
     SampleTransfer,
 )
 from datamodules.images import batch_transforms as batches
@@ -188,21 +187,6 @@ def test_samples_keep_order_labels_and_draws(sample_cache, size):
     later = torch.cat([part["image"] for part in of_epoch(again, 1)])
     order = [torch.cat([b["sample_id"] for b in of_epoch(again, e)]).argsort() for e in (0, 1)]
     assert (whole[order[0]] != later[order[1]]).flatten(1).any(1).sum() > 90
-
-
-def test_labels_of_any_number_and_repeated_images(sample_cache):
-    options = {"num_train": 12, "num_val": 4, "num_workers": 0, "batch_size": 6, "resident": True}
-    data = SampleMultiLabel(
-        sample_cache, augmentation=LIGHT, repeated_augmentation=3, image_size=32, **options
-    )
-    data.setup()
-    batch = next(iter(data.train_dataloader()))
-    assert batch["label"].shape == (6, 10)
-    assert batch["label"].dtype == torch.float32
-    assert len(batch["sample_id"].unique()) == 2
-    assert len(batch["image"].flatten(1).unique(dim=0)) == 6
-    truth = torch.stack([data.dataset("train")[0, int(i)]["label"] for i in batch["sample_id"]])
-    assert torch.equal(batch["label"], truth)
 
 
 @pytest.mark.parametrize(

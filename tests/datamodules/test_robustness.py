@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from datamodules import LightAugmentation, PaperAugmentation, RobustnessDataModule
+from datamodules import RobustnessDataModule
 from datamodules.corruptions import KINDS
 from datamodules.images.robustness_sets import SYNSETS, subset_classes
 from tests.datamodules import loading
@@ -86,36 +86,6 @@ def test_incomplete_c(tmp_path):
     rejected(tmp_path / "fog", "imagenet_c", r"lacks <kind>/<severity>/<class>/")
 
 
-def test_c_of_imagenet_counts_its_images(tmp_path):
-    write_c(tmp_path, SYNSETS[7:9])
-    data = ready(tmp_path, "imagenet_c", published_counts=True)
-    assert data.class_names == SYNSETS
-    assert data.parts[0].labels == (7, 8)
-    assert len(data.found["imagenet_c"].lacks) == 75
-    assert "has 2 images instead of 50,000" in data.found["imagenet_c"].lacks[0]
-
-
-@pytest.mark.slow
-def test_all_existing_sets(tmp_path, caplog):
-    write_subset(tmp_path / "imagenet-a", "imagenet_a")
-    write_subset(tmp_path / "far", "imagenet_r")
-    write_classes(tmp_path / "imagenet/val", SYNSETS)
-    (tmp_path / "sketch").mkdir()
-    write_classes(tmp_path / "sketch", SYNSETS[:3])
-    with caplog.at_level("INFO"):
-        data = ready(tmp_path, roots={"imagenet_r": str(tmp_path / "far")})
-    names = [part.name for part in data.parts]
-    assert names == [
-        "imagenet", "imagenet_a", "imagenet_r", "imagenet/imagenet_a", "imagenet/imagenet_r"
-    ]  # fmt: skip
-    assert data.absent == ("imagenet_c", "imagenet_v2")
-    assert "imagenet_sketch is incomplete: no images of 997 classes" in caplog.text
-    clean = data.parts[3]
-    assert clean.labels == clean.columns == subset_classes("imagenet_a")
-    assert clean.files[0] == f"{SYNSETS[clean.labels[0]]}/0.JPEG"
-    assert data.sizes() == {"imagenet": 1000, "imagenet_a": 200, "imagenet_r": 200}
-
-
 def test_wrong_folders_are_rejected(tmp_path):
     not_found(tmp_path, r"must hold one of the folders imagenet or")
     absent = tmp_path / "absent"
@@ -127,20 +97,3 @@ def test_wrong_folders_are_rejected(tmp_path):
     rejected(tmp_path, "pass data=imagenet_c to evaluate it alone")
     data = ready(tmp_path, "imagenet_c")
     refuses("only evaluate: pass mode=test", data.check_files)
-
-
-def test_preprocessing(tmp_path):
-    """The crop is the datasets' own; ImageNet-C's files stay as stored."""
-    write_c(tmp_path / "imagenet-c", SYNSETS[:2])
-    write_subset(tmp_path / "imagenet-a", "imagenet_a")
-
-    def steps(data, part):
-        data.choose(part)
-        return data.dataset("val").dataset.transform.transforms
-
-    data = ready(tmp_path, augmentation=PaperAugmentation(crop_pct=0.9), image_size=224)
-    corrupted, hard = data.parts[0], data.parts[-1]
-    assert [step.size for step in steps(data, hard)[:2]] == [256, (224, 224)]
-    assert [step.size for step in steps(data, corrupted)[:2]] == [224, (224, 224)]
-    data = ready(tmp_path, augmentation=LightAugmentation(), image_size=64)
-    assert steps(data, data.parts[-1])[0].size == (64, 64)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import sys
 from functools import partial
 
@@ -12,13 +11,11 @@ from PIL import Image
 
 from datamodules import SampleClassification, SampleDetection, SampleSegmentation, SampleTransfer
 from datamodules.annotation_formats.outlines import run_lengths
-from datamodules.files.cache import sample_folder
 from datamodules.sample import base as sample_base
-from datamodules.sample.digits import PHOTO_COLUMNS, contrasting_colour, digit_alpha, load_material
+from datamodules.sample.digits import PHOTO_COLUMNS, load_material
 from datamodules.sample.outline_shapes import bounding_box, encode_mask
 from datamodules.sample.scenes import generate_scenes, semantic_mask
 from tests.datamodules import loading
-from tests.errors import refuses
 
 DENSE_OPTIONS = {
     "num_train": 6, "num_val": 3, "scene_size": 128, "scale_jitter": (0.5, 2.0), "flip": 0.5,
@@ -98,54 +95,6 @@ def test_defaults(monkeypatch, tmp_path):
     assert notes == [f"Sample data in {data.root}; for a real dataset pass {data.example}"]
     assert "data=imagenet data.root=" in data.example
     assert data.dataset("train")[(0, 0)]["image"].shape == (3, 64, 64)
-
-
-def test_options_and_the_cache_are_checked(tmp_path):
-    refuses("lowest value is 1", SampleDetection, tmp_path, num_train=0)
-    with pytest.raises(TypeError, match="scene_sise"):
-        SampleDetection(tmp_path, scene_sise=100)
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cannot be written to .*set MIXERLAB_CACHE"):
-        sample_folder(tmp_path / "file/cache", "set", lambda folder: None)
-
-
-def test_interrupted_generation_leaves_only_its_lock(tmp_path):
-    def fail(folder):
-        (folder / "half").touch()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sample_folder(tmp_path, "set", fail)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
-    folder = sample_folder(tmp_path, "set", lambda path: (path / "whole").touch())
-    assert os.listdir(folder) == ["whole"]  # noqa: PTH208
-
-
-def test_colours_stand_out():
-    rng = np.random.default_rng(0)
-    for level in np.linspace(0, 0.6, 7):  # photo crops are darkened
-        colour = contrasting_colour(rng, np.full((8, 8, 3), level, np.float32))
-        assert abs(float(colour @ [0.299, 0.587, 0.114]) - level) > 0.25
-
-
-def test_digit_alpha_is_tight():
-    rng = np.random.default_rng(0)
-    for digit in load_material("train").digits[:50]:
-        alpha = digit_alpha(rng, digit, 40)
-        assert alpha.shape[0] == 40
-        assert alpha.max() == 1
-        assert alpha.min() >= 0
-        assert 0.1 < (alpha > 0.5).mean() < 0.95
-
-
-def test_scenes_hold_separate_digits_of_several_sizes():
-    heights = []
-    for scene in generate_scenes("train", 30, 160, 0):
-        assert 1 <= len(scene.labels) == len(scene.masks) <= 8
-        assert scene.masks.sum(axis=0).max() == 1
-        heights += [bounding_box(mask)[3] for mask in scene.masks]
-    assert min(heights) < 25
-    assert max(heights) > 55
 
 
 def test_annotations_are_the_visible_pixels(cache):

@@ -6,10 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from datamodules.base import BaseDataModule
-from datamodules.images.base import ImageDataModule
 from datamodules.loading.sampling import EpochSampler, EvalSampler, SeededDataset
 from tests.datamodules import loading
 
@@ -147,14 +145,6 @@ def test_global_generators_are_restored():
     assert draw() == expected
 
 
-def test_errors_name_the_sample():
-    data = SeededDataset(Noise(), 0, lambda index: f"photo{index}.jpg")
-    with pytest.raises(ValueError, match=r"sample 10 \(photo10.jpg\).*KeyError: 'lost'"):
-        data[(0, 10)]
-    with pytest.raises(ValueError, match=r"photo10\.jpg"):
-        list(DataLoader(data, sampler=EvalSampler(11), num_workers=1))
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_resume_within_an_epoch(workers):
     module = ready("unused", batch_size=3, num_workers=workers)
@@ -179,22 +169,3 @@ def test_processes_share_the_samples(monkeypatch):
     assert evaluated == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
     assert not set(trained[0]) & set(trained[1])
     assert len(trained[0]) == len(trained[1]) == 4
-
-
-@pytest.mark.parametrize(("batch_size", "sizes"), [(4, [4, 4]), (5, [5, 5]), (64, [10])])
-def test_incomplete_batch_is_dropped_unless_alone(batch_size, sizes):
-    module = ready("unused", batch_size=batch_size)
-    assert [len(batch) for batch in module.train_dataloader()] == sizes
-    assert sum(len(batch) for batch in module.val_dataloader()) == 10
-
-
-def test_misuse_is_explained():
-    for name in ("batch_size", "eval_batch_size", "num_workers"):
-        value = -1 if name == "num_workers" else 0
-        with pytest.raises(ValueError, match=rf"data\.{name}={value} is too low"):
-            NoiseModule(None, **{"batch_size": 3, name: value})
-    assert NoiseModule(None, batch_size=3).eval_batch_size == 3
-    with pytest.raises(ValueError, match=r"setup\(\)"):
-        ImageDataModule("unused", batch_size=1).num_classes  # noqa: B018
-    with pytest.raises(ValueError, match=r"setup\(\)"):
-        NoiseModule("unused", batch_size=1).train_dataloader()

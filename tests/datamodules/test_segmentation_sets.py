@@ -1,7 +1,6 @@
 """Cityscapes, Pascal VOC and folders of masks: labels as in mmseg, messages for faults."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from datamodules import (
     SegmentationFolderDataModule,
     VOCDataModule,
 )
-from tests.datamodules.loading import check_both
 from tests.segmentation_sets import (
     SIZE,
     ade20k,
@@ -116,23 +114,6 @@ def test_missing_and_wrong_masks_are_named(kind, tmp_path):
     not_found(kind, root, rf"^folder .*{masks} does not exist; ")
 
 
-def test_folders_may_be_nested_and_called_valid(tmp_path, caplog):
-    root = folder(tmp_path)
-    for kind, ending in (("images", "tif"), ("masks", "png")):
-        (root / kind / "val").rename(root / kind / "valid")
-        (root / kind / "valid/north").mkdir()
-        (root / kind / f"valid/1.{ending}").rename(root / kind / f"valid/north/0.{ending}")
-    (root / "images/train/notes.txt").write_text("x")
-    with caplog.at_level("INFO"):
-        data = ready(SegmentationFolderDataModule, root)
-    names = [Path(path).relative_to(root).as_posix() for path in truths(data)]
-    assert names == ["images/valid/0.tif", "images/valid/north/0.tif"]
-    assert f"{root}/images/train: 1 file is skipped because of its ending: 1 .txt" in caplog.text
-    (root / "masks/val").mkdir()
-    message = "several folders of validation images: val, valid; keep"
-    rejected(SegmentationFolderDataModule, root, message)
-
-
 FOLDER, VOC, ADE = SegmentationFolderDataModule, VOCDataModule, ADE20KDataModule
 NAMES, LIST = "class_names.txt", "ImageSets/Segmentation/train.txt"
 
@@ -180,23 +161,6 @@ def test_faults_of_files_and_options_are_named(tmp_path, kind, change, options, 
     change(MAKERS[kind](tmp_path))
     error = (ValueError, FileNotFoundError)
     rejected(kind, tmp_path, message, error=error, **options)
-
-
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (Image.new("RGB", (60, 40), (1, 1, 2)), r"is in colours; pass data\.colors=\[\[1,1,2\]\]"),
-        (Image.fromarray(np.full((40, 60), 257, np.uint16)), r"has labels \[257\], but 150"),
-        (None, "is truncated"),
-    ],
-)  # fmt: skip
-def test_wrong_masks_are_named_by_reading_and_checks(tmp_path, mask, message):
-    path = ade20k(tmp_path) / "annotations/validation/1.png"
-    if mask is None:
-        path.write_bytes(path.read_bytes()[:200])
-    else:
-        mask.save(path)
-    check_both(ready(ADE20KDataModule, tmp_path), rf"annotations/validation/1\.png {message}")
 
 
 def test_ade20k_labels_equal_mmsegs(tmp_path):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.series import base
 from datamodules.series.base import SeriesDataModule
 from datamodules.series.benchmarks import (
     ECLDataModule,
@@ -18,7 +17,7 @@ from datamodules.series.benchmarks import (
     TrafficDataModule,
     WeatherDataModule,
 )
-from datamodules.series.sample import NAMES, make_series
+from datamodules.series.sample import NAMES
 from datamodules.series.table import read_table
 from datamodules.series.windows import Windows, split_rows
 from tasks.forecasting.pictures import Forecast
@@ -300,42 +299,6 @@ def test_steps_of_the_calendar_go_on_in_the_form_of_the_file(kind, tmp_path):
     assert longer.stamps == stamps
 
 
-def test_a_month_without_a_row_is_a_gap(tmp_path):
-    times = np.delete(dates("2019-01", 61, "M"), 20)
-    path = write(tmp_path / "t.csv", times=times)
-    refuses(r"lacks 1 rows in 1 gaps \(1 after 2020-08-01 00:00:00\)", opened, path)
-    filled = opened(path, gaps="fill", split=(30, 12, 13))
-    assert filled.table().names == ("a", "b", "c")
-    assert len(filled.dataset("train")) == 25
-
-
-def test_another_step_than_the_training_has_is_said(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(base, "log", said.append)
-    alone = module(None)
-    alone.predict_only(**opened(write(tmp_path / "t.csv")).facts())
-    alone.set_predict_inputs(tmp_path / "t.csv")
-    assert said == []
-    alone.set_predict_inputs(write(tmp_path / "daily.csv", times=dates("2024-01-01", 60, "D")))
-    (line,) = said
-    assert line.endswith("has steps of 1 day, but the network was trained on steps of 1 hour")
-    facts = opened(tmp_path / "t.csv").facts()
-    alone.predict_only(**{name: facts[name] for name in ("names", "targets", "mean", "std")})
-    alone.set_predict_inputs(tmp_path / "daily.csv")  # of an earlier checkpoint
-    assert len(said) == 1
-
-
-def test_the_order_of_day_and_month_is_that_of_the_training(tmp_path):
-    def table(name, count):
-        times = [f"{day.item():%d/%m/%Y}" for day in dates("2024-01-01", count, "D")]
-        return write(tmp_path / name, rows=count, times=times)
-
-    alone = module(None)
-    alone.predict_only(**opened(table("t.csv", 60)).facts())
-    alone.set_predict_inputs(table("short.csv", 8))
-    assert alone.predicted_table(0).row_name(3) == "2024-01-08 00:00:00"
-
-
 def test_tables_in_memory_are_predicted(tmp_path):
     pandas = pytest.importorskip("pandas")
     data = opened(write(tmp_path / "t.csv"))
@@ -347,19 +310,6 @@ def test_tables_in_memory_are_predicted(tmp_path):
         table = alone.predicted_table(0)
         assert table.values.tolist() == data.table().values[-4:].tolist()
         assert table.row_name(3) == "2024-01-03 11:00:00"
-
-
-def test_columns_that_are_left_out_may_hold_anything(tmp_path):
-    """The remedy that the message names works."""
-    path = write(tmp_path / "t.csv", columns=("a", "site"), change={(3, 1): "north"})
-    refuses(r"column site: 'north' .* by data.targets", opened, path)
-    data = opened(path, targets=["a"])
-    alone = module(None)
-    alone.predict_only(**data.facts())
-    alone.set_predict_inputs([path])
-    assert alone.predicted_table(0).names == ("a",)
-    with pytest.raises(ValueError, match="ndarray cannot be forecast; pass the path of a csv"):
-        alone.set_predict_inputs(np.zeros((4, 1)))
 
 
 def test_predictions_begin_at_the_end_of_a_table(tmp_path):
@@ -378,15 +328,3 @@ def test_predictions_begin_at_the_end_of_a_table(tmp_path):
         alone.set_predict_inputs(write(tmp_path / "short.csv", rows=3))
     with pytest.raises(ValueError, match="has the columns a and lacks: b, c"):
         alone.set_predict_inputs(write(tmp_path / "other.csv", columns=("a",)))
-
-
-def test_sample_data_have_lagged_dependencies():
-    """OT follows the first load after 6 hours, more than at any other lag."""
-    series = make_series(2000, 0)
-    assert np.array_equal(series, make_series(2000, 0))
-    assert not np.array_equal(series, make_series(2000, 1))
-    changes = np.diff(series, n=2, axis=0)  # without cycles and trends
-    lags = [
-        abs(np.corrcoef(changes[: -lag or None, 0], changes[lag:, -1])[0, 1]) for lag in range(12)
-    ]
-    assert int(np.argmax(lags)) == 6

@@ -22,7 +22,6 @@ from datamodules.super_resolution.imresize import crop_to_multiple, downscale, i
 from datamodules.super_resolution.pairs import (
     Pair,
     Patches,
-    crop_middle,
     shrunk_patch,
 )
 from datamodules.super_resolution.reading import array_pixels, collect, read_pixels
@@ -159,48 +158,6 @@ def test_patches_are_pairs_and_are_turned_together(folder, given):
     assert len(seen) == 8
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_decoded_images_give_the_same_patches(folder, given, monkeypatch):
-    if given:
-        add_low(folder, 2)
-    options = {"scale": 2, "patch_size": 8, "patches_per_image": 3, "num_workers": 0}
-    made = []
-    for decoded in (None, folder / "decoded", folder / "decoded"):
-        data = ImageFolderSRDataModule(folder, decoded=decoded, **options)
-        data.setup()
-        made.append([data.dataset("train")[0, index] for index in range(6)])
-        if decoded:  # the second time all are there
-            monkeypatch.setattr("datamodules.super_resolution.pairs.load_rgb", None)
-    for one, two, three in zip(*made, strict=True):
-        for key, value in one.items():
-            assert torch.equal(value, two[key])
-            assert torch.equal(value, three[key])
-    (folder / "file").write_text("")
-    monkeypatch.undo()
-    data = ImageFolderSRDataModule(folder, decoded=folder / "file", **options)
-    data.setup()
-    with pytest.raises(ValueError, match=r"cannot be written .* leave data.decoded out"):
-        data.dataset("train")[0, 0]
-
-
-def test_a_small_image_of_another_size_is_an_error(folder):
-    add_low(folder, 3, wrong=("2",))
-    data = ImageFolderSRDataModule(folder, scale=3, patch_size=8)
-    data.setup()
-    for read in (data.check_files, lambda: data.dataset("val")[0, 0]):
-        refuses(r"2x3.png has 22x20 pixels, but .*=3 takes 22x21", read)
-
-
-def test_an_image_smaller_than_a_patch_is_an_error(folder):
-    data = ImageFolderSRDataModule(folder, scale=4, patch_size=16)
-    data.setup()
-    refuses(r"0.png has 61x50 pixels, .* take 64 pixels and more", data.check_files)
-    Image.fromarray(noise(19, 16)).save(folder / "3.png")
-    data = ImageFolderSRDataModule(folder, scale=4, patch_size=8)
-    data.setup()
-    refuses(r"3.png has 16x19 .* PSNR and SSIM take 19 pixels and", data.check_files)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -241,17 +198,6 @@ def test_small_images_are_found_by_all_public_names(tmp_path, high, low, name, c
     data = BenchmarkDataModule(tmp_path, scale=2, sets=["set5"], published_counts=False)
     data.setup()
     assert data.dataset("val")[0, 1]["low"].shape == (3, 12, 12)
-
-
-@pytest.mark.parametrize("low", ["LR_unknown/X2", "LRBD", "LR"])
-def test_unknown_folders_of_small_images_are_named(tmp_path, low, caplog):
-    write(tmp_path / "HR", "ab")
-    write(tmp_path / low, "ab", side=12)
-    caplog.set_level("INFO")
-    assert find_pairs(tmp_path, 2) == [Pair(tmp_path / "HR" / f"{stem}.png") for stem in "ab"]
-    assert f"{tmp_path / low}: small images are read from LR_bicubic/X2" in caplog.text
-    (tmp_path / "HR").rename(tmp_path / "photos")
-    refuses(rf"{low}: small images .* move the large ones to .*HR", find_pairs, tmp_path, 2)
 
 
 def write(folder, names, side=24):
@@ -311,33 +257,6 @@ def test_the_sample_photographs_share_no_region(monkeypatch, tmp_path):
     assert sample["low"].shape == (3, CROP // 4, CROP // 4)
 
 
-def test_images_to_draw_are_cropped_in_the_same_place(folder):
-    data = ImageFolderSRDataModule(folder, scale=2, patch_size=8)
-    data.setup()
-    whole = data.dataset("val")[0, 0]
-    middle = crop_middle(whole, 11)
-    assert torch.equal(middle["low"], whole["low"][:, 10:21, 11:22])
-    assert torch.equal(middle["high"], whole["high"][:, 20:42, 22:44])
-    drawn = data.preview_batch(3)
-    assert torch.equal(drawn["low"][0], data.normalise(whole)["low"])
-    data.set_predict_inputs([np.zeros((300, 200, 4), np.uint8)])
-    assert data.preview_batch(3)["low"].shape == (1, 3, 128, 128)
-    assert data.dataset("predict")[0, 0]["low"].shape == (3, 300, 200)
-
-
-@pytest.mark.parametrize(
-    ("mode", "channels"), [("L", 1), ("LA", 2), ("RGB", 3), ("RGBA", 4), ("1", 1), ("CMYK", 3)]
-)
-def test_images_of_8_bits_are_read_as_they_are(tmp_path, mode, channels):
-    file = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
-    image = Image.fromarray(noise(5, 7)).convert(mode)
-    image.save(file)
-    pixels = read_pixels(file)
-    assert (pixels.shape, pixels.dtype) == ((5, 7, channels), np.uint8)
-    if channels > 1 and mode != "CMYK":
-        assert np.array_equal(pixels, np.asarray(image))
-
-
 def test_images_of_16_bits_keep_them(tmp_path):
     deep = np.random.default_rng(0).integers(0, 65536, (5, 7, 4), dtype=np.uint16)
     tifffile.imwrite(tmp_path / "a.tif", deep[..., :3], photometric="rgb")
@@ -348,16 +267,6 @@ def test_images_of_16_bits_keep_them(tmp_path):
     assert np.array_equal(read_pixels(tmp_path / "grey.png"), deep[..., :1])
     (tmp_path / "cut.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
     refuses(r"cut.png is truncated or damaged", read_pixels, tmp_path / "cut.png")
-
-
-def test_palettes_with_transparency_and_turned_photographs(tmp_path):
-    clear = Image.fromarray(noise(5, 7)).convert("P")
-    clear.save(tmp_path / "a.png", transparency=3)
-    assert read_pixels(tmp_path / "a.png").shape == (5, 7, 4)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.fromarray(noise(5, 7)).save(tmp_path / "a.jpg", exif=exif)
-    assert read_pixels(tmp_path / "a.jpg").shape == (7, 5, 3)
 
 
 def test_arrays_and_tensors():

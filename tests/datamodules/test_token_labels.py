@@ -15,7 +15,7 @@ from datamodules.images import token_labels
 from datamodules.images.class_folders import ClassFoldersDataModule
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.images.token_labels import MOVES, LabelledTransform, move_map
-from datamodules.images.transforms import LightAugmentation, PaperAugmentation
+from datamodules.images.transforms import PaperAugmentation
 from heads.dense_logits import dense_logits
 from tests.datamodules.loading import ready
 from tests.errors import refuses
@@ -99,14 +99,6 @@ def test_released_boxes_swap_rows_and_columns():
     assert torch.equal(boxes[1], boxes[0][[1, 0, 3, 2]])
     assert not torch.equal(*boxes)
     assert (boxes[0][2:] > boxes[0][:2]).all()
-
-
-@pytest.mark.parametrize(
-    "augmentation", [LightAugmentation(), PaperAugmentation(auto_augment="augmix-m5-w4-d2")]
-)
-def test_unsupported_augmentations_are_rejected(augmentation):
-    with pytest.raises(ValueError, match=r"pass data\.augmentation\._target_=.*PaperAugmentation"):
-        LabelledTransform(augmentation, 32, "maps")
 
 
 @pytest.fixture
@@ -197,12 +189,6 @@ def test_damaged_and_missing_maps_are_rejected(root, maps, tmp_path, monkeypatch
     assert next(iter(gone.val_dataloader()))["image"].ndim == 4  # evaluation needs no label maps
 
 
-def test_recipes_with_required_maps_stop_only_training(root):
-    made = ready(data, root, "required")
-    assert next(iter(made.val_dataloader()))["image"].ndim == 4
-    refuses(r"pass data\.token_labels=<folder of label maps> .* or ", made.check_files)
-
-
 @pytest.fixture
 def small(tmp_path):
     """Return weights of timm's smallest network for the three classes."""
@@ -249,24 +235,3 @@ def test_annotating_rejects_wrong_input(root, small, tmp_path, capsys):
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())
     check_error("a/0.jpg and a/0.png would share one label map", here, *teacher)
     assert not (tmp_path / "maps").exists()
-
-
-def test_maps_name_the_order_of_their_classes(root, small, tmp_path, capsys):
-    for split in ("train", "val"):
-        for name, new in zip("abc", ("1", "10", "2"), strict=True):
-            (root / split / name).rename(root / split / new)
-    (root / "train/10/0.jpg").rename(root / "train/10/close.jpg")
-    typed = [f"root={root}", "teacher=test_resnet", "top=2", f"checkpoint={small}"]
-    text, natural = tmp_path / "maps", tmp_path / "natural"
-    with pytest.warns(UserWarning, match="teacher .* lacks class names.*class_order=nat"):
-        assert main([*typed, f"out={text}"]) == 0
-    checked(root, text)
-    with pytest.raises(ValueError, match="label maps of these classes in another order; pass the"):
-        checked(root, text, class_order="natural")
-    assert main([*typed, f"out={text}", "class_order=natural"]) == 2
-    assert "label maps of these classes in another order" in capsys.readouterr().err
-    assert main([*typed, f"out={natural}", "class_order=natural"]) == 0
-    checked(root, natural, class_order="natural")
-    (natural / "classes.json").write_text('["1"]')
-    with pytest.raises(ValueError, match=r"classes\.json lists 1 classes, not the 3 of the data"):
-        checked(root, natural, class_order="natural")

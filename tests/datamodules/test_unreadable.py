@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 from torch import nn
 
 from datamodules import ClassFoldersDataModule
-from datamodules.dense.toolkit_data import StrictImage, check_not_thin
-from datamodules.images.corrupted_copies import CopyOptions, write_copy
 from datamodules.loading.sampling import Unreadable
 from tasks.classification.family import FAMILY
 from tasks.engine.base import BaseTask
@@ -74,42 +71,3 @@ def test_in_python_a_broken_image_is_an_error(images):
     task.data, task.weights = module(images), nn.Linear(1, 1)
     refuses(r"b\.png is empty", task.predict, images)
     assert len(task.predict([images / "a.png", images / "c.png"])) == 2
-
-
-@pytest.mark.parametrize(
-    ("size", "scale", "fits"),
-    [
-        ((3000, 1), (1333, 800), False),
-        ((1, 3000), (1333, 800), False),
-        ((2600, 1), (1333, 800), True),
-        ((1, 1), (1333, 800), True),
-        ((5000, 1), (2048, 512), False),
-        ((4000, 1), (2048, 512), True),
-        ((100, 1), (32, 64), True),
-    ],
-)
-def test_thin_images(tmp_path, size, scale, fits):
-    mmcv = pytest.importorskip("mmcv")
-    if fits:
-        check_not_thin("x.png", size, scale)
-    else:
-        with pytest.raises(ValueError, match=rf"^x\.png is {size[0]}x{size[1]} pixels, too thin"):
-            check_not_thin("x.png", size, scale)
-    assert fits == (min(mmcv.rescale_size(size, scale)) > 0)
-
-
-def test_predictions_larger_than_memory(monkeypatch):
-    monkeypatch.setattr("datamodules.loading.memory.machine_memory", lambda: 10**6)
-    image = Image.new("RGB", (100, 100))
-    StrictImage((128, 128), 20)({"image": image, "img_path": "x.png"})
-    with pytest.raises(ValueError, match=r"x\.png: a prediction of 150 classes for 100x100 .* MB"):
-        StrictImage((128, 128), 150)({"image": image, "img_path": "x.png"})
-
-
-def test_names_of_255_bytes_are_copied(images):
-    (images / "root/a").mkdir(parents=True)
-    for ending in ("png", "jpg", "bmp"):
-        pixels = np.full((8, 8, 3), 99, np.uint8)
-        Image.fromarray(pixels).save(images / "root/a" / f"{LONG}.{ending}")
-    assert write_copy(images / "root", images / "out", CopyOptions(("fog",), (1,), 8, 8)) == 3
-    assert len(list((images / "out/fog/1/a").iterdir())) == 3

@@ -1,21 +1,15 @@
 """torchvision's operators under mmcv's names equal mmcv's compiled ones and yield to them."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from heads import mmcv_finder
 from heads.toolkits import mmcv_operators
 from tests.references import mmcv_operators as reference
 
 pytest.importorskip("mmcv")
 import mmcv._ext
 
-ROOT = Path(__file__).resolve().parents[2]
 # Terms that cancel, summed in another order; other processors differ as much.
 LOOSE = {"rtol": 1e-3, "atol": 1e-4}
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -165,56 +159,3 @@ def test_other_operators_raise_with_their_name():
         RoIPool(2)(maps, regions)
     with pytest.raises(ValueError, match=r"pool_mode=max .* compile mmcv"):
         RoIAlign(2, pool_mode="max")(maps, regions)
-
-
-OURS = f"{ROOT}/heads/toolkits/mmcv_operators/__init__.py"
-
-
-def output(*arguments):
-    run = [sys.executable, *arguments]
-    return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-
-
-@pytest.fixture
-def package(tmp_path):
-    (tmp_path / "mmcv").mkdir()
-    (tmp_path / "mmcv" / "__init__.py").touch()
-    return tmp_path / "mmcv"
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-def test_compiled_operators_take_precedence(compiled, package):
-    if compiled:
-        (package / "_ext.py").touch()
-    path = f"import sys; sys.path[:0] = [{str(package.parent)!r}, {str(ROOT)!r}]"
-    find = "import heads, importlib.util; print(importlib.util.find_spec('mmcv._ext').origin)"
-    assert output("-c", f"{path}; {find}") == [f"{package}/_ext.py" if compiled else OURS]
-
-
-def test_a_script_of_a_toolkit_runs_with_ours(package):
-    (package.parent / "beside.py").write_text("name = 'beside'")
-    script = package.parent / "train.py"
-    script.write_text(
-        "import sys, beside, importlib.util as util\n"
-        "print(__name__, sys.argv[1:], beside.name, util.find_spec('mmcv._ext').origin)"
-    )
-    found = output("-m", "heads.mmcv_finder", str(script), "config.py")
-    assert found == ["__main__", "['config.py']", "beside", OURS]
-
-
-@pytest.mark.parametrize(
-    ("version", "is_served"), [("5.24.0", True), ("4.46.1", False), (None, False)]
-)
-def test_mmpretrains_multimodal_models_are_left_out_beside_a_later_transformers(
-    version, is_served, monkeypatch
-):
-    def installed(name):
-        if version is None:
-            raise mmcv_finder.metadata.PackageNotFoundError(name)
-        return version
-
-    monkeypatch.setattr(mmcv_finder.metadata, "version", installed)
-    finder = mmcv_finder.MultimodalFinder()
-    spec = finder.find_spec("mmpretrain.models.multimodal", None)
-    assert (spec is not None) == is_served
-    assert finder.find_spec("mmpretrain.models", None) is None

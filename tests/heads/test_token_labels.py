@@ -14,7 +14,6 @@ from heads.linear import LinearClassifier
 from heads.losses import Targets, classification_losses
 from heads.token_label_maps import token_labels
 from tasks.classification.task import ClassificationTask
-from tests.errors import refuses
 from tests.families import short
 from tests.runs import RECIPE
 
@@ -133,15 +132,6 @@ def test_a_task_makes_labels_of_as_many_tokens_as_its_network_has(lvt):
     lvt.train()
     assert torch.isfinite(lvt.loss(prepared)["loss_cls"])
     task.prepare_training(LABELLED)
-
-
-def test_tasks_without_token_labels_stop_before_training(lvt):
-    mixup = {"mixup_alpha": 0.8, "label_smoothing": 0.0}
-    mixed = ClassificationTask(lvt, NAMES, **RECIPE, mixup=mixup)
-    refuses(r"pass task\.mixup=null", mixed.prepare_training, LABELLED)
-    plain = LinearClassifier(create_backbone("lvt_r1", class_blocks=False), CLASSES)
-    with pytest.raises(ValueError, match=r"backbone=lvt_r1 to lvt_r4 .*data\.token_labels=null"):
-        ClassificationTask(plain, NAMES, **RECIPE).prepare_training(LABELLED)
 
 
 @pytest.mark.parametrize("name", ["lvt_r1", "convnext_t", "visionllama_s", "resnet18", "deit_t",

@@ -2,10 +2,8 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from datamodules import SampleDetection, SampleSegmentation
 from heads.toolkits.detectors import MERGE, build_detector
@@ -122,22 +120,3 @@ def test_detectors_merge_views_as_mmdets_does(cache):
             assert len(one.pred_instances) > 10
             for key in ("bboxes", "scores", "labels"):
                 assert torch.equal(one.pred_instances[key], other.pred_instances[key])
-
-
-def test_views_of_masks_are_rejected(cache):
-    data = scenes(SampleDetection, cache, **VIEWS)
-    model = detector("mask_rcnn", num_rois=16, num_proposals=30)
-    with pytest.raises(ValueError, match=r"merges only the boxes of several views, not masks"):
-        model.predict(next(iter(data.test_dataloader())))
-
-
-@torch.no_grad()
-def test_predicted_images_get_the_views_of_tests(cache, tmp_path):
-    for number, size in enumerate([(60, 40), (30, 80)]):
-        pixels = np.random.default_rng(number).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-    data = scenes(SampleSegmentation, cache, predict_path=tmp_path, eval_batch_size=2, **VIEWS)
-    (batch,) = data.predict_dataloader()
-    shapes = [s.pred_sem_seg.data.shape[1:] for s in segmentor().predict(batch)]
-    assert shapes == [(40, 60), (80, 30)]
-    assert torch.is_tensor(data.preview_batch(2)["inputs"][0])

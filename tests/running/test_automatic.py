@@ -1,8 +1,5 @@
 """Rate, warm-up, batch and length of custom data sets: chosen by size unless typed."""
 
-import shutil
-import statistics
-
 import pytest
 import torch
 import yaml
@@ -12,7 +9,6 @@ from backbones.base import FeatureInfo
 from backbones.hosts import resnet
 from backbones.hosts.scaffolds.isotropic import IsotropicBackbone
 from datamodules.base import BaseDataModule
-from datamodules.sample.drawn_images import write_image_folder
 from tasks.engine.optimisation import automatic
 from tasks.engine.run_folder.run_config import RunConfig
 from tests.runs import composed, run_shared, summary
@@ -253,46 +249,3 @@ class SmallResNet(IsotropicBackbone):
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(resnet, "_build", lambda variant, config, **_: SmallResNet(config))
-
-
-FACTORS = (1 / 9, 1 / 3, 1, 3, 9)
-# Digits stay digits: no flips, and crops that show most of them.
-AUGMENTATION = ("+data.augmentation.auto_augment=null", "+data.augmentation.color_jitter=0",
-                "+data.augmentation.random_erasing=0", "+data.augmentation.flip=0",
-                "+data.augmentation.crop_scale=[0.6,1]")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """Folders of 100 training images, and of 2,000 for validation."""
-    root = tmp_path_factory.mktemp("digits")
-    write_image_folder(root / "all", {"train": 8, "val": 8}, 32, 0, 200)
-    for split, total in (("train", 100), ("val", 2_000)):
-        for folder in sorted((root / "all" / split).iterdir()):
-            images = sorted(folder.iterdir(), key=lambda path: path.stem.split("_")[::-1])
-            target = root / "drawn" / split / folder.name
-            target.mkdir(parents=True)
-            for image in images[: total // 10]:
-                shutil.copy(image, target)
-    return root / "drawn"
-
-
-@pytest.mark.slow
-def test_the_default_is_near_the_best_rate(digits, tmp_path, small):
-    typed = ["data=folder", f"data.root={digits}", *SMALL, *AUGMENTATION,
-             "data.eval_batch_size=100", f"output_dir={tmp_path}"]  # fmt: skip
-    default, top1 = None, {}
-    for factor in sorted(FACTORS, key=lambda factor: factor != 1):
-        rate = [] if default is None else [f"optimizer.lr={default * factor:.4g}"]
-        found = []
-        for seed in range(3):
-            ended = run_shared([*typed, *rate, f"seed={seed}"])
-            assert ended.status == 0, ended.err
-            folder = ended.folder()
-            config = yaml.safe_load((folder / "config.yaml").read_text())
-            default = config.optimizer["lr"] if default is None else default
-            found.append(summary(folder)["metrics"]["top1"])
-        top1[factor] = statistics.mean(found)
-    shown = {f"{default * factor:.2g}": round(score, 1) for factor, score in top1.items()}
-    print(shown)
-    assert top1[1] >= max(top1.values()) - 3, shown

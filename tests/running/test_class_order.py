@@ -49,23 +49,3 @@ def test_a_checkpoint_of_ours_in_the_other_order_is_refused(folders, tmp_path, c
     assert ended.status == 2
     assert "the same 12 classes in another order" in ended.err
     assert ended.err.endswith("; pass data.class_order=text\n")
-
-
-@pytest.mark.slow  # three runs exist
-def test_a_run_keeps_its_order(folders, natural, tmp_path, capsys):
-    typed = [*TYPED, f"data.root={folders}", f"output_dir={tmp_path}", "keep_classifier=true",
-             f"backbone.pretrained={natural}", "optimizer.lr=1e-12", "trainer.max_steps=1",
-             "schedule.warmup=0", "schedule.warmup_lr=0"]  # fmt: skip
-    with pytest.warns(UserWarning, match="lacks class names"):
-        assert run_here(typed, capsys).status == 0
-    ended = completed([*typed, "data.class_order=natural"], capsys)
-    assert summary(ended.folder())["metrics"]["top1"] == 100
-    test = ["mode=test", f"ckpt={ended.folder()}", f"output_dir={tmp_path}", "trainer=cpu"]
-    assert top1(test, capsys) == 100
-    # Also on other data with the default option.
-    other = ["data=imagenet", f"data.root={folders}", "data.image_size=64", "data.num_workers=0"]
-    other += [word for word in TYPED if word.startswith("data.augmentation")]
-    assert top1([*test, *other], capsys) == 100
-    ended = run_here([*test, "data.class_order=text"], capsys)
-    assert ended.err.endswith("; pass data.class_order=natural\n")
-    assert numbered.NATURAL != TEXT

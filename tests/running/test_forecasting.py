@@ -12,7 +12,6 @@ from PIL import Image
 import tasks
 from datamodules.series.sample import write_series
 from tests.runs import ROOT, composed, run_here, run_shared, summary
-from tools import analyse, complexity
 from tools.export import export
 
 NETWORK = ("backbone.dim=8", "backbone.expansion=2")
@@ -123,16 +122,6 @@ def test_quantiles_are_an_option(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [("task.ema={decay: 0.9}", "task.onecycle_side_effect=true"), ("trainer.compile=true",)],
-)
-def test_average_side_effect_and_compiling_run(more, tmp_path, capsys):
-    ended = run_here(words(tmp_path, *more), capsys)
-    assert ended.status == 0, ended.err
-
-
-@pytest.mark.slow
 def test_a_sweep_over_horizons_prints_the_average(tmp_path):
     typed = [*words(tmp_path, backbone="nlinear"), "data.horizon=6,12", "--multirun"]
     ended = subprocess.run(
@@ -153,22 +142,3 @@ def test_whole_networks_are_exported(backbone, to, tmp_path, capsys):
     files = export([f"to={to}", f"ckpt={ended.folder()}", f"out={tmp_path / 'exported'}"])
     readme = next(file for file in files if file.name == "README.md").read_text()
     assert ("batch and variables" in readme) == (backbone != "ffnet_1d")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mappings", "landscape"])
-def test_analyses_apply(kind, tmp_path, capsys):
-    folder = run_here(words(tmp_path, backbone="ffnet_1d_glu"), capsys).folder()
-    typed = [kind, f"ckpt={folder}", f"out={tmp_path / 'found'}", "images=4"]
-    typed += ["points=3"] if kind == "landscape" else []
-    assert analyse.main(typed) == 0
-    assert list(tmp_path.rglob("*.csv"))
-
-
-@pytest.mark.slow
-def test_it_is_counted(capsys):
-    assert complexity.main(["task=forecasting", "backbone=ffnet_1d,dlinear", "format=json"]) == 0
-    found = {row["backbone"]: row for row in json.loads(capsys.readouterr().out)}
-    assert found["ffnet_1d"]["params"] == 821_664
-    assert found["dlinear"]["params"] == 2 * (96 * 96 + 96)
-    assert round(found["ffnet_1d"]["macs_g"], 6) == 0.026923

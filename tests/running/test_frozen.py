@@ -1,7 +1,5 @@
 """Runs with classifiers solved from features of a frozen backbone."""
 
-import json
-
 import pytest
 import torch
 from torch.utils.data import default_collate
@@ -11,7 +9,7 @@ from datamodules.sample.datamodules import SampleTransfer
 from heads.frozen.features import Features, SolveOptions
 from heads.frozen.head import FrozenFeatures
 from heads.frozen.neighbours import Neighbours
-from tests.runs import arguments, command, completed, refused, run_here, summary
+from tests.runs import arguments, completed, refused, run_here, summary
 
 # One training image per class, as in all tiny runs.
 FEW = ("protocol=frozen", "head.logistic.c=1", "head.knn.neighbours=[10,20]",
@@ -79,13 +77,3 @@ def test_options_that_need_weights_are_refused(weights, tmp_path, capsys):
     ended = run_here(typed(weights, tmp_path, "trainer.limit_val_batches=1"), capsys)
     assert ended.status == 2
     assert "features of 64 of 100 images were extracted, but all are needed" in ended.err
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(weights, tmp_path, capsys):
-    one = run_here(typed(weights, tmp_path), capsys)
-    two = command(typed(weights, tmp_path, trainer="ddp_cpu"))
-    assert (one.status, two.status) == (0, 0), one.err + two.err
-    first, second = (json.loads((e.folder() / "summary.json").read_text()) for e in (one, two))
-    assert (first["processes"], second["processes"]) == (1, 2)
-    assert first["metrics"] == pytest.approx(second["metrics"])

@@ -3,18 +3,12 @@
 import copy
 import functools
 import operator
-import zipfile
 
 import pytest
 import torch
 
-from backbones.checkpoints import opening
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
-from tasks.engine.checkpoints.files import AtomicCheckpointIO, open_own
-from tasks.engine.checkpoints.resume_checks import check_continues
-from tasks.engine.optimisation.optimizer import build_optimizer
-from tests.errors import refuses
 from tests.running.tiny import tiny_data, tiny_task
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -66,58 +60,6 @@ def test_lightnings_counters_in_the_file_are_ignored(loops, start):
     assert opened.take().content["loops"] == loops
 
 
-OPTIMIZER, GROUP = "optimizer_states/0", "optimizer_states/0/param_groups/0"
-CASES = {
-    "position": [None, 3, "x", [], {}],
-    "position/step": ["x", -1, 1.5, 10**30, None, True, 4],
-    "position/batches_per_epoch": [0, "2"],
-    "position/world_size": [0, None],
-    "position/validation_due": [1, "no"],
-    "position/other": [1],
-    "random_state": [None, [], {}, [1]],
-    "random_state/0/python": [None, (3, (1, 2), None), [3, [0] * 625, None]],
-    "random_state/0/numpy": [None, [], ["MT19937", torch.zeros(624, dtype=torch.int64), 700, 0, 0]],
-    "random_state/0/torch": [None, torch.zeros(5056, dtype=torch.uint8), torch.zeros(3)],
-    "random_state/0/cuda": ["x", torch.zeros(3), torch.zeros(3, dtype=torch.uint8)],
-    "callbacks": [None, [], {"ModelCheckpoint": None}, {"ModelCheckpoint": {"dirpath": 3}}],
-    "optimizer_states": [None, [], [{}], {}, [1]],
-    f"{OPTIMIZER}/rng_state": [None, 3, (3, (1, 2), None)],
-    f"{OPTIMIZER}/state": [None, [], {0: 3}, {99: {}}, {0: {}}, {"x": {}}],
-    f"{OPTIMIZER}/state/0/exp_avg": [None, 1.0, torch.zeros(3), torch.zeros(4, 3, 8, 9)],
-    f"{OPTIMIZER}/state/0/step": [None, "x", torch.zeros(3)],
-    f"{OPTIMIZER}/param_groups": [None, [], [{}]],
-    f"{GROUP}/params": [None, [], ["a"], [0, 1, 2, 3, 4, 5, 6, 7]],
-    f"{GROUP}/lr": [None, "x", float("nan"), torch.zeros(2)],
-    f"{GROUP}/betas": [None, 0.9, (0.9,), (0.9, "x")],
-    f"{GROUP}/differentiable": [True, "x"],
-    f"{GROUP}/amsgrad": [None],
-    "lr_schedulers": [None, [], [{}], {}],
-    "lr_schedulers/0/base_lrs": [None, [], ["x", 1.0]],
-    "lr_schedulers/0/last_epoch": [None, 1.5, "x"],
-    "lr_schedulers/0/optimizer": [3],
-    "pytorch-lightning_version": [None, 2, "1.4.0", "new", "2.6.6 x"],
-    "state_dict": [None, [], {}, {"a": 1}, {1: torch.zeros(1)}],
-    "state_dict/model.net.0.weight": [None, 3, torch.zeros(2), [1]],
-    "state_dict_ema": [None, {}, [1]],
-    "state_dict_ema/model.net.0.weight": [torch.zeros(2)],
-    "ema_steps": [None, -1, "x"],
-    "global_step": [None, "x", -1, 10**30],
-    "class_names": [None, "abc", [1], {}],
-    "category_ids": ["x", [None]],
-    "config": ["x", [1]],
-    "series": ["x", {"names": ["a"], "targets": 2, "horizon": 1, "mean": [0.0], "std": [1.0]}],
-    "scale": ["x", 0],
-    "network": [None, 3, {"mixer": 3}, {"grids": {"a": [1]}}],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("path", CASES)
-@pytest.mark.parametrize("sealed", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_part_of_another_form_is_named(path, sealed, start):
-    for value in CASES[path]:
-        assert len(refuses(r"last\.ckpt", start, put(path, value), sealed)) < 700, value
-
-
 @pytest.mark.parametrize(
     "name",
     ["random_state", "callbacks", "optimizer_states", "lr_schedulers", "state_dict", "ema_steps",
@@ -160,20 +102,6 @@ def test_unexpected_tensors_and_infinite_values_are_named(kind, place, tmp_path)
         open_checkpoint(tmp_path / "a.pt")
 
 
-def test_a_decompression_bomb_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "FREE", 2**16)
-    torch.save({"a": torch.zeros(2**18)}, tmp_path / "whole.pt")
-    with (
-        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
-        zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
-    ):
-        for name in whole.namelist():
-            bomb.writestr(name, whole.read(name))
-    assert "a" in open_checkpoint(tmp_path / "whole.pt").tensors
-    with pytest.raises(DamagedCheckpoint, match=r"a\.pt .* expand to 1,"):
-        open_checkpoint(tmp_path / "a.pt")
-
-
 @pytest.mark.parametrize(
     "odd", [{"network": 3}, {"class_names": {1: "a"}}, {"global_step": "x"}, {"callbacks": []}]
 )
@@ -192,22 +120,3 @@ def test_a_last_checkpoint_of_another_form_is_skipped(start, trained, tmp_path, 
         found = find_start(tmp_path, None, task_of(), trained[1])
     assert found.path.name == "last.previous.ckpt"
     assert "position must be a dictionary" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "name", ["sgd", "lion", "muon", "adamuon", "adopt", "sgdp", "adafactor", "cadafactor",
-             "adafactorbv", "lamb",
-             pytest.param("kron", marks=pytest.mark.slow)]
-)  # fmt: skip
-def test_the_state_of_each_optimiser_is_recognised(name, trained, tmp_path):
-    task = tiny_task(optimizer={"name": name, "lr": 1e-3, "weight_decay": 0.05})
-    optimizer = build_optimizer(task.model, task._rules, **task.optimizer_options)
-    for parameter in task.model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    content = {k: v for k, v in trained[0].items() if "ema" not in k} | {
-        "optimizer_states": [optimizer.state_dict()], "lr_schedulers": [schedule.state_dict()],
-    }  # fmt: skip
-    AtomicCheckpointIO().save_checkpoint(content, tmp_path / "last.ckpt")
-    check_continues(open_own(tmp_path / "last.ckpt"), task)

@@ -4,20 +4,16 @@ import errno
 import json
 import os
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
 from datamodules.files.cache import sample_folder
-from datamodules.loading.memory import check_shared_memory
 from tasks.classification.task import ClassificationTask
-from tasks.engine.callbacks.loggers import TensorBoardLog
 from tests.running.tiny import tiny_task
-from tools.analyses.elements import picture
 from tools.cli.errors import user_message
 from tools.comparing.run_records import read_run
 from tools.runs import folder as run_folder
-from tools.runs import lock, report
+from tools.runs import report
 
 KNOWN = {
     "mode": "fit", "strategy": "auto", "task": "classification", "backbone": "deit_t",
@@ -52,14 +48,6 @@ def test_latest_is_replaced_only_if_it_is_a_link(what, tmp_path, caplog):
     assert {path.name for path in tmp_path.iterdir()} == {"run", "latest"}
 
 
-@pytest.mark.parametrize("what", ["folder", "pipe", "link"])
-def test_a_blocked_lock_is_named(what, tmp_path):
-    put(tmp_path / lock.LOCK, what)
-    with pytest.raises(ValueError, match=r"run\.lock is not a regular file; remove it"):
-        with lock.acquire(tmp_path):
-            pass
-
-
 @pytest.mark.parametrize("name", ["set-v5", ".set-v5.lock", ""])
 @pytest.mark.parametrize("what", ["folder", "file", "pipe"])
 def test_foreign_files_at_the_path_of_sample_data_stay(name, what, tmp_path, monkeypatch):
@@ -74,12 +62,6 @@ def test_foreign_files_at_the_path_of_sample_data_stay(name, what, tmp_path, mon
     with pytest.raises(ValueError, match=r"is not a folder of sample data; |cannot be written to"):
         sample_folder(base, "set", lambda path: (path / "a").touch())
     assert (base / name).exists()
-
-
-def test_an_empty_folder_for_sample_data_is_filled(tmp_path):
-    made = sample_folder(tmp_path, "set", lambda path: (path / "a").touch())
-    (made / "a").unlink()
-    assert list(sample_folder(tmp_path, "set", lambda path: (path / "b").touch()).iterdir())
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -132,32 +114,6 @@ def test_a_blocked_result_leaves_the_others(name, closing, capsys):
         assert (folder / other).is_file() == (other != name)
 
 
-def test_results_leave_the_targets_of_links_unchanged(closing, tmp_path):
-    folder, close = closing
-    foreign, names = tmp_path / "foreign", ("curves.png", "classes.csv", "summary.json")
-    foreign.mkdir()
-    for name in names:
-        (foreign / name).write_text("mine")
-        (folder / name).symlink_to(foreign / name)
-    (folder / "preview").symlink_to(foreign)
-    with pytest.raises(OSError, match="preview is a link and is not followed"):
-        close()
-    found = {path.name: path.read_text() for path in foreign.iterdir()}
-    assert found == dict.fromkeys(names, "mine")
-    assert json.loads((folder / "summary.json").read_text())["metrics"] == {"top1": 1.0}
-
-
-def test_a_report_shows_pictures_of_the_run_folder_only(tmp_path):
-    (tmp_path / "a.png").write_bytes(PNG)
-    (tmp_path / "text.png").write_text("root:x:0:0")
-    (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
-    put(tmp_path / "folder.png", "folder")
-    put(tmp_path / "pipe.png", "pipe")
-    assert picture(tmp_path / "a.png", "a").startswith("<figure><img")
-    for name in ("text", "link", "folder", "pipe", "absent"):
-        assert picture(tmp_path / f"{name}.png", "a") == ""
-
-
 def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypatch):
     draw(monkeypatch)
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss\n0,0,1.0\n1,0,0.5\n")
@@ -173,32 +129,3 @@ def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypat
     assert (tmp_path / "preview" / "00.png").is_file()
     assert not report.log_finished(tmp_path, {})
     assert read_run(tmp_path).status == "unfinished"
-
-
-@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOENT, errno.ENOSYS])
-def test_workers_without_shared_memory_are_refused(number, monkeypatch):
-    check_shared_memory("data.num_workers=0")
-    refuse = mock.Mock(side_effect=OSError(number, os.strerror(number)))
-    monkeypatch.setattr("datamodules.loading.memory.multiprocessing.Lock", refuse)
-    with pytest.raises(ValueError, match=r"need /dev/shm, .* or pass data\.num_workers=0"):
-        check_shared_memory("data.num_workers=0")
-
-
-def test_workers_with_little_shared_memory_are_refused(monkeypatch):
-    monkeypatch.setattr(
-        "datamodules.loading.memory.shutil.disk_usage", lambda _: SimpleNamespace(free=2**20 - 1)
-    )
-    with pytest.raises(ValueError, match=r"too small .*enlarge it .*data\.num_workers=0"):
-        check_shared_memory("data.num_workers=0")
-
-
-@pytest.mark.parametrize("what", ["file", "link", "pipe"])
-def test_a_blocked_tensorboard_folder_costs_its_events(what, tmp_path, caplog):
-    (tmp_path / "run").mkdir()
-    log = TensorBoardLog(tmp_path / "run" / "tensorboard")
-    put(log.folder, what)
-    for step in range(3):
-        log.log_metrics({"loss": 1.0}, step=step)
-    log.finalize("success")
-    assert caplog.text.count("tensorboard cannot be written") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}

@@ -1,43 +1,14 @@
 """A run's memory: garbage collection excludes imports, freed memory is kept, batches are not."""
 
-import contextlib
 import gc
-import platform
-import subprocess
-import sys
-from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
 from datamodules.loading.workers import Loader
 from tasks.engine.family import families
-from tests.runs import SMALLEST, arguments, completed, composed, single_words
-from tools import run
-from tools.runs import components, garbage
-
-BLOCK = 64 * 2**20
-# Page faults on filling a large block again.
-FAULTS = f"""
-import ctypes, resource
-from tools.runs.freed_memory import keep_freed_memory
-KEPT = keep_freed_memory()
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-libc.free.argtypes = [ctypes.c_void_p]
-def fill():
-    block = libc.malloc(ctypes.c_size_t({BLOCK}))
-    ctypes.memset(block, 1, {BLOCK})
-    libc.free(block)
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-fill()
-before = faults()
-fill()
-print(KEPT, faults() - before)
-"""
+from tests.runs import SMALLEST, completed, single_words
 
 
 @pytest.fixture(autouse=True)
@@ -48,58 +19,6 @@ def collecting():
     yield
     gc.freeze()
     gc.enable()
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_is_restored(enabled):
-    (gc.enable if enabled else gc.disable)()
-    with contextlib.suppress(KeyError), garbage.paused_collection():
-        assert not gc.isenabled()
-        raise KeyError
-    assert gc.isenabled() == enabled
-
-
-def test_imports_are_frozen_once():
-    garbage.freeze_heap()
-    kept = gc.get_freeze_count()
-    assert kept > 0
-    later = [[] for _ in range(1000)]
-    garbage.freeze_heap()
-    assert gc.get_freeze_count() < kept + len(later)
-
-
-@pytest.mark.slow
-def test_a_run_freezes_its_imports(sample_cache, tmp_path, monkeypatch, capsys):
-    seen = []
-
-    def noted(call, *given, **options):
-        seen.append((gc.isenabled(), gc.get_freeze_count() > 0))
-        return call(*given, **options)
-
-    for name in ("build_components", "execute"):
-        monkeypatch.setattr(components, name, partial(noted, getattr(components, name)))
-    once = ("trainer.limit_train_batches=1", "trainer.limit_val_batches=1")
-    completed(arguments("classification", tmp_path, *once), capsys)
-    assert seen == [(True, True)] * 2
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
-def test_freed_memory_is_reused_without_page_faults():
-    command = [sys.executable, "-c", FAULTS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    kept, faults = done.stdout.split()
-    assert kept == "True"
-    assert int(faults) < 100  # of 16,384 pages
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_an_option_decides_if_a_run_keeps_freed_memory(keep, monkeypatch):
-    asked = mock.Mock()
-    monkeypatch.setattr(run, "keep_freed_memory", asked)
-    monkeypatch.setattr(components, "check_config", mock.Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        run.run(composed(f"keep_memory={keep}"))
-    assert asked.called == keep
 
 
 # Words of each family's smallest run by which it has eight batches of validation or more.

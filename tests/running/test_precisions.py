@@ -132,17 +132,6 @@ def test_a_longer_run_continues_a_shorter_one(name, more, tmp_path, capsys):
         assert same(one, other), part
 
 
-@pytest.mark.slow
-def test_a_compiled_run_of_super_resolution_learns_the_same(tmp_path, capsys):
-    found = []
-    for word in ("true", "false"):
-        words = ["task=super_resolution", *SMALLEST["super_resolution"], *FEW, "trainer=cpu",
-                 "trainer.max_epochs=1", "schedule.name=constant", "schedule.warmup=0",
-                 f"trainer.compile={word}", f"output_dir={tmp_path / word}"]  # fmt: skip
-        found.append(summary(completed(words, capsys).folder())["metrics"]["psnr"])
-    assert found[0] == pytest.approx(found[1], abs=0.05)
-
-
 SINE = """
 import torch
 from torch import nn

@@ -154,16 +154,6 @@ def test_prediction_takes_a_checkpoint_alone(far_from_its_data, images, tmp_path
     assert summary(ended.folder())["metrics"] == {"images": 1.0}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("sample_cache")
-def test_prediction_without_input_uses_the_validation_images(trained, tmp_path, capsys):
-    typed = ["mode=predict", f"ckpt={trained('detection').folder()}", f"output_dir={tmp_path}"]
-    rows = rows_of(run_here(typed, capsys).folder())
-    assert len(rows) == 3
-    assert rows[0]["detections"][0].keys() == {"bbox", "score", "class", "segmentation"}
-    assert sorted(row["image_id"] for row in rows) == [1, 2, 3]  # the annotations' own
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -222,24 +212,8 @@ def test_refused_paths_and_devices(trained, tmp_path):
         load(tmp_path / "run")
 
 
-def test_loaded_tasks_are_for_evaluation(shared_network):
-    assert not shared_network.training
-    assert not any(p.requires_grad for p in shared_network.parameters())
-    with pytest.raises(ValueError, match="the list of images to predict is empty"):
-        shared_network.predict([])
-
-
 def test_importing_tasks_is_light():
     code = "import sys, tasks; print(tasks.load.__name__, 'torch' in sys.modules)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "load False\n"
-
-
-def test_found_objects_in_words():
-    from tasks.detection.task import DetectionTask
-
-    found = [{"class": "cat", "score": 0.9}, {"class": "dog", "score": 0.8}]
-    answers = [DetectionTask.answer(None, {"detections": found[:n]}) for n in range(3)]
-    assert answers == ["0 objects above 0.3", "1 object above 0.3: 1 cat",
-                       "2 objects above 0.3: 1 cat, 1 dog"]  # fmt: skip

@@ -1,12 +1,7 @@
 """Several processes: launchers, random numbers, and equality with one process."""
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +13,6 @@ import torch
 from timm.data import Mixup
 from timm.layers import DropPath
 
-from tasks.engine import devices
 from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.checkpoints.exact_resume import random_state, seed_process, set_random_state
 from tasks.engine.family import families
@@ -29,20 +23,14 @@ from tests.runs import (
     SCENES,
     SMALLEST,
     TINY,
-    arguments,
     command,
     completed,
     run_here,
-    session_processes,
     single_words,
-    start,
     summary,
-    wait_for,
 )  # fmt: skip
-from tools.cli import processes
 from tools.cli.processes import check_trainer
 from tools.runs import nodes, process_group
-from tools.runs import trainer as trainers
 
 ONE = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto",
        "sync_batchnorm": False, "precision": "32-true"}  # fmt: skip
@@ -113,66 +101,6 @@ def test_the_first_process_refuses_other_trainers(values, options, said, environ
     with environment({**values, "LOCAL_RANK": "1"}), pytest.raises(SystemExit) as ended:
         check_trainer(options)
     assert ended.value.code == 2
-
-
-def test_a_list_of_devices_sets_the_number_of_processes_without_a_gpu(monkeypatch):
-    check_trainer(TWO | {"devices": [0, 1]})
-    assert devices.resolve_devices(TWO | {"devices": [0, 1]})["devices"] == 2
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    on_gpus = TWO | {"accelerator": "gpu", "devices": [0, 1]}
-    assert devices.resolve_devices(on_gpus) == on_gpus
-
-
-@pytest.fixture
-def two_gpus(monkeypatch):
-    """Simulate a T4, too old for bfloat16, and an H100."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", [(7, 5), (9, 0)].__getitem__)
-    monkeypatch.setattr(torch.cuda, "get_device_name", ["Tesla T4", "H100"].__getitem__)
-
-
-@pytest.mark.parametrize("accelerator", ["auto", "gpu"])
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"devices": [1], "precision": "bf16-mixed"}, None),
-        ({"devices": 1, "precision": "16-mixed"}, None),
-        ({"devices": "auto"}, None),
-        ({"devices": 1, "precision": "bf16-mixed"}, "8.0 or above, but Tesla T4 has 7.5; pass"),
-        ({"devices": -1, "precision": "bf16-true"}, "trainer.precision=bf16-true needs a GPU"),
-        ({"devices": [2]}, "trainer.devices=[2], but torch sees 2 GPUs; pass a number up to 2"),
-        ({"devices": 4}, "or a list such as trainer.devices=[1]"),
-    ],
-    ids=str,
-)
-def test_gpus_are_checked_before_the_data_are_read(
-    options, said, accelerator, environment, two_gpus
-):
-    with environment({}):
-        problem = processes._find_problem(ONE | {"accelerator": accelerator} | options)
-    assert (problem is None) if said is None else (said in problem and "\n" not in problem)
-
-
-def test_a_run_on_the_cpu_leaves_gpus_alone(two_gpus):
-    """A state of CUDA's generator would be read from a GPU, which may be full."""
-    state = random_state()
-    assert state["cuda"] is None
-    set_random_state(state | {"cuda": torch.zeros(16, dtype=torch.uint8)})
-
-
-def test_devices_are_counted_as_lightning_does(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    for given, count in ((-1, 8), ("auto", 8), ("-1", 8), ("0,1", 2), ([3], 1), (4, 4)):
-        assert devices.count_devices(ONE | {"accelerator": "gpu", "devices": given}) == count
-    assert devices.count_devices(ONE | {"devices": "auto"}) == 1
-
-
-def test_more_processes_than_training_samples_are_refused():
-    data = SimpleNamespace(unit="images", dataset=lambda _: range(3))
-    with pytest.raises(ValueError, match="the training set has 3 images, fewer than the 4 proc"):
-        trainers.check_fit(SimpleNamespace(world_size=4), None, data)
 
 
 def test_each_process_draws_its_own_numbers_and_the_first_keeps_its_own():
@@ -264,74 +192,6 @@ def write_script(tmp_path):
     return write
 
 
-RECORDED = """
-import timm.layers.drop as drop
-from tasks.classification.task import ClassificationTask
-from timm.data import Mixup
-
-rank, drawn = os.environ.get("LOCAL_RANK", "0"), dict(mixup=[], masks=[], weights=[])
-params, step = Mixup._params_per_batch, ClassificationTask.training_step
-
-def recorded_params(self):
-    found = params(self)
-    drawn["mixup"].append(float(found[0]))
-    return found
-
-def recorded_step(self, batch, batch_idx):
-    if not drawn["weights"]:
-        drawn["weights"] = [float(p.detach().double().sum()) for p in self.model.parameters()]
-    path = [m for m in self.model.modules() if isinstance(m, drop.DropPath)][-1]  # of rate 0.5
-    hook = path.register_forward_hook(
-        lambda module, given, out: drawn["masks"].append((out == 0).flatten(1).all(1).tolist())
-    )
-    loss = step(self, batch, batch_idx)
-    hook.remove()
-    with open(f"{FOLDER}/{rank}.json", "w") as file:
-        json.dump(drawn, file)
-    return loss
-
-Mixup._params_per_batch = recorded_params
-ClassificationTask.training_step = recorded_step
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_begin_with_the_same_weights_and_draw_other_numbers(tmp_path, write_script):
-    more = ["backbone.drop_path_rate=0.5", "task.mixup={mixup_alpha: 0.8}", "trainer.max_steps=2"]
-    typed = arguments("classification", tmp_path / "runs", *more, trainer="ddp_cpu")
-    ended = command(typed, script=write_script(RECORDED))
-    assert (ended.status, ended.err) == (0, "")
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert first["weights"] == second["weights"]
-    assert first["weights"]
-    for name in ("mixup", "masks"):
-        assert len(first[name]) == len(second[name]) == 2
-        assert first[name] != second[name], name
-
-
-SPOILED = """
-from heads.linear import LinearClassifier
-
-loss, steps = LinearClassifier.loss, iter(range(10000))
-
-def spoiled(self, batch):
-    bad = next(steps) == 3 and os.environ.get("LOCAL_RANK") == "1"
-    return {k: v * float("nan") if bad else v for k, v in loss(self, batch).items()}
-
-LinearClassifier.loss = spoiled
-"""
-
-
-@pytest.mark.slow
-def test_nan_in_one_process_ends_both_in_one_sentence(tmp_path, write_script):
-    more = ["++data.train_copies=4", "trainer.log_every_n_steps=1"]
-    typed = arguments("classification", tmp_path / "runs", *more, trainer="ddp_cpu")
-    ended = command(typed, script=write_script(SPOILED))
-    assert ended.status == 2
-    assert ended.err.startswith("error: process 1 of the run: the loss is nan at step 3")
-    assert len(ended.err.splitlines()) == 1
-
-
 @pytest.fixture
 def pair(monkeypatch):
     """Two processes of a launcher, as threads with a store in memory."""
@@ -379,42 +239,6 @@ def test_a_process_that_fails_before_training_ends_all(how, pair, tmp_path, monk
     assert set(statuses) == ({2} if said else set())
     assert said in err
     assert bool(err) == bool(said) == (tmp_path / "error.txt").exists()
-
-
-STUCK = """
-import time
-from pathlib import Path
-from heads.linear import LinearClassifier
-from tasks.engine.loops import signals
-
-loss, steps = LinearClassifier.loss, iter(range(10000))
-signals.STEP = 3.0
-
-def stuck(self, batch):
-    if next(steps) == 3 and os.environ.get("LOCAL_RANK") == "1":
-        Path(FOLDER, "stuck").touch()
-        time.sleep(1000)
-    return loss(self, batch)
-
-LinearClassifier.loss = stuck
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("to", ["first", "group"])
-def test_a_signal_ends_a_process_that_waits_for_another(to, tmp_path, write_script):
-    more = ["++data.train_copies=4", "trainer.log_every_n_steps=1"]
-    typed = arguments("classification", tmp_path / "runs", *more, trainer="ddp_cpu")
-    process = start(typed, script=write_script(STUCK), start_new_session=True)
-    wait_for(process, (tmp_path / "stuck").exists)
-    time.sleep(2)
-    (os.kill if to == "first" else os.killpg)(process.pid, signal.SIGTERM)
-    _, err = process.communicate(timeout=40)
-    assert process.returncode == 143
-    assert "a step that waits for another process" in err
-    until = time.monotonic() + 10
-    while left := session_processes(process.pid):
-        assert time.monotonic() < until, left
 
 
 def losses(row):
@@ -509,22 +333,6 @@ def test_two_processes_measure_the_same_as_one(family, more, tmp_path, capsys):
     assert alone == pytest.approx(summary(ended.folder())["metrics"], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_compiled_processes_have_the_losses_of_plain_ones(tmp_path, monkeypatch):
-    compiled = tmp_path / "inductor"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
-    more = ["trainer.log_every_n_steps=1", "backbone.drop_path_rate=0.0", "trainer.max_steps=2"]
-    rows = []
-    for word in ("false", "true"):
-        own = [*more, f"trainer.compile={word}"]
-        ended = command(arguments("classification", tmp_path / word, *own, trainer="ddp_cpu"))
-        assert ended.status == 0, ended.err
-        assert bool(list(compiled.rglob("*.so"))) == (word == "true")
-        rows.append(read_rows(ended.folder() / "metrics.csv"))
-    for plain, other in zip(*rows, strict=True):
-        assert losses(other) == pytest.approx(losses(plain), rel=1e-4)
-
-
 NEAR = """
 import datamodules.dense.toolkit_data  # provides mmcv's operators before a toolkit needs them
 from heads.toolkits.detectors import Detector
@@ -566,45 +374,3 @@ def test_two_processes_have_the_dense_figures_of_one(
     assert all(0.01 < found[0][name] < most for name in names), found
     assert found[1] == pytest.approx(found[0], abs=tolerance)
     assert classes[0] == classes[1]
-
-
-OWN_DISK = """
-from pathlib import Path
-
-is_dir = Path.is_dir
-if os.environ["RANK"] == "1":  # this node does not see the run folder
-    Path.is_dir = lambda path: "runs" not in path.parts and is_dir(path)
-"""
-
-
-@pytest.mark.slow
-def test_a_node_without_the_run_folder_ends_the_other_node(tmp_path, write_script):
-    script, port = write_script(OWN_DISK), str(29500 + os.getpid() % 1000)
-    typed = arguments("classification", tmp_path / "runs", "trainer.num_nodes=2",
-                      "trainer.devices=1", trainer="ddp_cpu")  # fmt: skip
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
-              "--master-addr=127.0.0.1", f"--master-port={port}"]  # fmt: skip
-    started = [
-        subprocess.Popen([*launch, f"--node-rank={rank}", str(script), *typed], cwd=ROOT, text=True,
-                         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        for rank in range(2)
-    ]  # fmt: skip
-    ends = [process.communicate(timeout=200)[1] for process in started]
-    assert all(process.returncode for process in started)
-    assert all(end.count("error: ") == 1 for end in ends)
-    assert "error: process 1 of the run, on " in ends[0]
-    assert "pass an output_dir on a disk that all nodes share" in ends[0]
-
-
-@pytest.mark.slow
-def test_torchrun_with_a_trainer_of_one_process_is_refused_once(tmp_path):
-    typed = arguments("classification", tmp_path)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    ended = subprocess.run(
-        [*launch, str(ROOT / "tools" / "run.py"), *typed],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert ended.returncode != 0
-    assert ended.stderr.count("error: torchrun started 2 processes") == 1
-    assert "pass trainer=ddp_cpu trainer.devices=2 trainer.num_nodes=1" in ended.stderr
-    assert not list(tmp_path.iterdir())

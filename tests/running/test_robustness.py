@@ -8,15 +8,13 @@ import pytest
 import torch
 import yaml
 
-from backbones import create_backbone
 from datamodules import RobustnessDataModule
 from datamodules.corruptions import KINDS
 from datamodules.images.corrupted_copies import NOTE, CopyOptions, write_copy
 from datamodules.images.robustness_sets import SYNSETS
-from heads.linear import LinearClassifier
 from tasks.classification.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
 from tasks.classification.task import ClassificationTask
-from tests.runs import RECIPE, command, completed, composed, run_here, summary
+from tests.runs import RECIPE, completed, composed, run_here, summary
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
 from tools.comparing.paper_figures import compare_with_row
 from tools.config import run_config
@@ -155,29 +153,6 @@ def test_finished_parts_are_cached(measured, sets, tmp_path):
     assert measured(tmp_path / "runs/c")[1] == 0
 
 
-@pytest.mark.slow
-def test_parts_of_other_runs_are_measured_again(measured, sets, tmp_path):
-    """For other images, sizes or weights, and if the file of parts is damaged."""
-    measured(tmp_path / "runs/c")
-    (sets / "imagenet-a" / SYNSETS[6] / "new.JPEG").write_bytes(b"")
-    assert measured(tmp_path / "runs/d")[1] == 1
-    other = config_for(sets, tmp_path, "data.image_size=64")
-    assert measured(tmp_path / "runs/e", other)[1] == 81
-    config = config_for(sets, tmp_path)
-    (tmp_path / "weights.pth").write_bytes(b"others")
-    assert measured(tmp_path / "runs/f", config)[1] == 81
-    # A damaged file is logged and ignored.
-    for folder in (tmp_path / "runs").iterdir():
-        (folder / "robustness.json").write_text('{"key"')
-    assert measured(tmp_path / "runs/g", config)[1] == 81
-
-
-def test_limited_batches_are_refused():
-    with pytest.raises(ValueError, match=r"trainer.limit_val_batches=2 would skip images"):
-        robustness.check_whole({"limit_val_batches": 2})
-    robustness.check_whole({"limit_val_batches": None})
-
-
 def beside(config, parameters, **metrics):
     return compare_with_row(config, {"metrics": metrics, "parameters": parameters})
 
@@ -229,40 +204,6 @@ def finished_run(folder, *typed):
     (folder / "checkpoints/best.ckpt").write_bytes(b"")
     (folder / "config.yaml").write_text(yaml.safe_dump(composed(*typed, "data.root=/x").plain()))
     return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("typed", "reason"),
-    [
-        (("experiment=afbo_t2_swin_t_afbo",), None),
-        (("backbone=swin_t_afbo", "recipe=swin", "data=imagenet", "trainer=ddp"), None),
-        (("backbone=swin_t_afbo", "data=imagenet"), "instead of"),
-        (("experiment=afbo_t2_swin_t_afbo", "trainer.max_epochs=90"), "max_epochs=90 instead of"),
-    ],
-)
-def test_a_comparison_needs_the_papers_training(typed, reason, tmp_path):
-    params = find_experiment("afbo_t2_swin_t_afbo").params
-    run = finished_run(tmp_path / "run", *typed)
-    found = beside(on_sets(tmp_path, ckpt=run), params, **OURS)
-    assert found["row"] == "AFBO Table 2"
-    assert reason in found["why_not"] if reason else "why_not" not in found
-
-
-def test_training_omits_robustness_sets():
-    name = "afbo_t2_swin_t_afbo"
-    config = composed(f"experiment={name}", "data.root=/x")
-    found = beside(config, find_experiment(name).params, top1=82.0)
-    assert list(found["metrics"]) == ["top1"]
-
-
-def test_other_options_make_another_network(tmp_path):
-    def found(*typed):
-        return beside(on_sets(tmp_path, *typed), 1, **OURS)
-
-    assert found("backbone=swin_t_afbo")["experiment"] == "afbo_t2_swin_t_afbo"
-    assert found("backbone=swin_t_afbo", "backbone.mixer.g2=12") is None
-    assert found("backbone=swin_t_glu") is None
 
 
 def test_images_are_prepared_as_in_the_run(tmp_path):
@@ -317,41 +258,3 @@ def test_a_copy_of_the_sample_data(trained, corrupted, tmp_path, capsys):
     assert list((ended.folder() / "preview").glob("*.png"))
     assert summary(run_here(typed, capsys).folder())["metrics"] == metrics
     assert run_here([*typed, "mode=fit"], capsys).status == 2
-
-
-@pytest.mark.slow
-def test_two_processes_have_the_figures_of_one(trained, corrupted, tmp_path, capsys):
-    """30 images in batches of 7: the last batches and the processes are uneven."""
-    folder = trained("classification").folder()
-    images = corrupted(kinds=("fog", "pixelate"))
-    one = run_here(on_copy(folder, images, tmp_path / "one"), capsys)
-    two = command(on_copy(folder, images, tmp_path / "two", "ddp_cpu"))
-    assert (one.status, two.status) == (0, 0), one.err + two.err
-    first, second = (
-        {part: entry["metrics"] for part, entry in json.loads(file.read_text())["parts"].items()}
-        for file in (one.folder() / "robustness.json", two.folder() / "robustness.json")
-    )
-    assert len(first) == 10
-    assert len({metrics["top1"] for metrics in first.values()}) > 1
-    for part, metrics in first.items():
-        assert second[part] == pytest.approx(metrics, rel=1e-5), part
-    found = [summary(ended.folder()) for ended in (one, two)]
-    assert [facts["processes"] for facts in found] == [1, 2]
-    assert set(found[0]["metrics"]) == {"ce_fog", "ce_pixelate"}  # mCE needs all 15 kinds
-    assert found[1]["metrics"] == pytest.approx(found[0]["metrics"])
-
-
-@pytest.mark.slow
-def test_all_sets_with_weights_of_others(sets, tmp_path, capsys):
-    model = LinearClassifier(create_backbone("deit_t", img_size=64), 1000)
-    torch.save(model.state_dict(), tmp_path / "weights.pth")
-    typed = ["mode=test", "task=classification", "backbone=deit_t", "data=robustness",
-             f"data.root={sets}", f"ckpt={tmp_path / 'weights.pth'}", "trainer=cpu",
-             "data.num_workers=0", "data.image_size=64", "data.published_counts=false",
-             f"output_dir={tmp_path / 'out'}"]  # fmt: skip
-    ended = completed(typed, capsys)
-    metrics = summary(ended.folder())["metrics"]
-    assert {"mce", "top1", "in_a", "in_r", "in_v2", "top1_on_a"} <= set(metrics)
-    assert "AFBO Table 2" in ended.out
-    typed = [word for word in typed if not word.startswith(("mode=", "ckpt="))]
-    assert "only evaluate" in run_here(typed, capsys).err

@@ -9,10 +9,9 @@ import torch
 import yaml
 from PIL import Image
 
-from datamodules import SampleClassification
 from tasks.engine.callbacks.loggers import read_rows
 from tests.families import by_turns, rest_slow_pairs
-from tests.runs import TINY, arguments, command, completed, same, summary
+from tests.runs import TINY, arguments, command, completed, summary
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
@@ -95,29 +94,6 @@ def test_evaluation_of_a_run_reproduces_its_best_metrics(
     assert in_mode(ended.folder(), mode) == in_mode(folder, mode)
     assert not (ended.folder() / "metrics.csv").exists()
     assert not (tmp_path / task / "deit_t" / "latest").exists()
-
-
-@pytest.mark.slow
-def test_a_papers_recipe_on_class_folders(sample_cache, tmp_path, capsys, one_thread):
-    """DeiT's recipe: repeated augmentation, mixup and an average, which evaluation restores."""
-    data = SampleClassification(sample_cache, digits_per_class=4, train_copies=1, num_workers=0)
-    data.prepare_data()
-    data.setup()
-    typed = [
-        "data=imagenet", f"data.root={data.folder}", "recipe=deit", "trainer=cpu",
-        "data.image_size=64", "data.batch_size=8", "data.num_workers=0", "trainer.max_epochs=2",
-        "schedule.warmup=1", "schedule.warmup_lr=0", "schedule.min_lr=0", f"output_dir={tmp_path}",
-        "task.ema={decay: 0.5}", "schedule.by_epoch=false", "schedule.lag=0",
-    ]  # fmt: skip
-    trained = completed(typed, capsys)
-    content = torch.load(trained.folder() / "checkpoints/last.ckpt", weights_only=True)
-    assert content["ema_steps"] == content["position"]["step"] == 10
-    assert not same(content["state_dict"], content["state_dict_ema"])
-    rates = [float(row["train/lr"]) for row in read_rows(trained.folder() / "metrics.csv")
-             if row.get("train/lr")]  # fmt: skip
-    assert max(rates) <= 1e-3 * 8 / 1024
-    tested = completed([*typed, "mode=test", f"ckpt={trained.folder()}"], capsys)
-    assert summary(tested.folder())["metrics"] == summary(trained.folder())["metrics"]
 
 
 @pytest.mark.slow

@@ -4,14 +4,12 @@ import os
 import re
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from tasks.engine.base import BaseTask
 from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.checkpoints.files import AtomicCheckpointIO
 from tasks.engine.run_folder.run_config import RunConfig
@@ -79,23 +77,6 @@ def test_a_stopped_and_killed_run_ends_like_an_unbroken_one(tmp_path, capsys, ca
     assert (ended.folder() / "summary.json").read_text() == before
 
 
-@pytest.mark.slow
-def test_a_run_that_time_ended_is_evaluated_and_continued(tmp_path, capsys, caplog, one_thread):
-    caplog.set_level("INFO")
-    typed = arguments("classification", tmp_path, "++data.train_copies=4", epochs=2)
-    one, more = "+trainer.max_time=00:00:00:01", "+trainer.max_time=00:01:00:00"
-    last = completed([*typed, one], capsys).folder() / "checkpoints" / "last.ckpt"
-    assert "trainer.max_time ended the training after step" in caplog.text
-    step = torch.load(last, weights_only=True)["global_step"]
-    completed(["mode=test", "trainer=cpu", f"ckpt={last}", f"output_dir={tmp_path}"], capsys)
-    completed([*typed, one, "resume=true"], capsys)
-    assert "The run is already finished" in caplog.text
-    assert "a larger one continues it" in caplog.text
-    assert torch.load(last, weights_only=True)["global_step"] == step < 40
-    completed([*typed, more, "resume=true", "checkpoints=last"], capsys)
-    assert torch.load(last, weights_only=True)["global_step"] == 40
-
-
 def two_runs(tmp_path, *more):
     long = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
     whole, typed = (
@@ -103,19 +84,6 @@ def two_runs(tmp_path, *more):
         for name in ("whole", "broken")
     )
     return command(whole), typed
-
-
-@pytest.mark.slow
-def test_two_stopped_processes_resume_exactly(tmp_path):
-    """SIGTERM reaches the first process only; both save, stop and resume."""
-    whole, typed = two_runs(tmp_path)
-    process, _ = training(typed, tmp_path / "broken")
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=300)
-    assert (process.returncode, err) == (143, "")
-    ended = command([*typed, "resume=true"])
-    assert (ended.status, ended.err) == (0, "")
-    assert same(weights(ended.folder()), weights(whole.folder()))
 
 
 def children_of(process):
@@ -145,55 +113,6 @@ def test_one_run_at_a_time_and_a_stale_lock_is_replaced(tmp_path):
     assert same(weights(ended.folder()), weights(whole.folder()))
     assert read_rows(ended.folder() / "metrics.csv") == read_rows(whole.folder() / "metrics.csv")
     assert not (ended.folder() / "run.lock").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("victim", "trainer", "workers", "status", "said"),
-    [
-        ("other", "ddp_cpu", 0, 2, "the other processes of this run ended with status [-9]"),
-        ("first", "ddp_cpu", 0, -signal.SIGKILL, "the first process of this run was killed"),
-        ("other", "cpu", 1, 2, "DataLoader worker "),
-    ],
-)
-def test_a_killed_process_ends_the_run_in_one_line(
-    victim, trainer, workers, status, said, tmp_path
-):
-    more = ["trainer.log_every_n_steps=1", f"data.num_workers={workers}"]
-    typed = arguments("classification", tmp_path, *more, trainer=trainer, epochs=50)
-    process, _ = training(typed, tmp_path)
-    wait_for(process, lambda: children_of(process))
-    children = children_of(process)
-    os.kill(children[0] if victim == "other" else process.pid, signal.SIGKILL)
-    _, err = process.communicate(timeout=300)  # all processes keep stderr open until they end
-    assert process.returncode == status, err
-    assert err.startswith(f"error: {said}")
-    assert ("lower data.num_workers" in err) == bool(workers)
-    assert len(err.splitlines()) == 1
-    assert trainer == "cpu" or len(children) == 1
-
-
-@pytest.mark.slow
-def test_a_port_in_use_is_named(tmp_path, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("MASTER_PORT", str(port))
-        ended = command(arguments("classification", tmp_path, trainer="ddp_cpu"))
-    assert ended.status == 2
-    assert ended.err.startswith("error: the port through which")
-    assert f"(MASTER_PORT: {port})" in ended.err
-    assert len(ended.err.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_an_evaluation_at_once(trained, tmp_path):
-    folder = trained("classification").folder()
-    typed = arguments("classification", tmp_path, "mode=test", f"ckpt={folder}")
-    process = start(typed)
-    assert process.stdout.readline().startswith("Sample data in")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
-    assert (process.returncode, err) == (130, "")
 
 
 @pytest.fixture
@@ -265,29 +184,6 @@ def test_half_written_files_are_skipped(trained_copy, trained, capsys):
     assert same(weights(copy, "last.previous"), weights(folder))
 
 
-@pytest.mark.parametrize("continues", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_full_gpu_names_the_batch_and_loses_nothing(continues, trained_copy, capsys, monkeypatch):
-    folder, typed = trained_copy
-    last = folder / "checkpoints" / "last.ckpt"
-    typed, before = [*typed, "trainer.max_epochs=3"], last.read_bytes()
-
-    def full(self, batch, index):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 ...")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BaseTask, "training_step", full)
-        ended = run_here(typed, capsys)
-    assert (ended.status, len(ended.err.splitlines())) == (2, 1)
-    assert "data.batch_size=8 and trainer.accumulate_grad_batches=1; pass " in ended.err
-    assert "data.batch_size=4 trainer.accumulate_grad_batches=2 for a step" in ended.err
-    assert f"resume=true ckpt={folder} continues from the last checkpoint" in ended.err
-    assert last.read_bytes() == before
-    assert (folder / "error.txt").read_text() in ended.err
-    if continues:
-        completed([*typed, f"ckpt={folder}", "backbone.grad_checkpointing=true"], capsys)
-        assert torch.load(last, weights_only=True)["global_step"] == 15
-
-
 @pytest.mark.parametrize(
     ("error", "mode", "said"),
     [
@@ -307,21 +203,6 @@ def test_errors_of_a_full_gpu(error, mode, said, tmp_path):
         with explaining_full_memory(config, tmp_path):
             raise error
     assert (user_message(error) is None) == (said is None)
-
-
-def test_a_removed_run_folder_is_reported(tmp_path, capsys, monkeypatch):
-    step = BaseTask.training_step
-
-    def removing(self, batch, index):
-        if self.global_step == 2:
-            shutil.rmtree(self.trainer.default_root_dir)
-        return step(self, batch, index)
-
-    monkeypatch.setattr(BaseTask, "training_step", removing)
-    ended = run_here(arguments("classification", tmp_path), capsys)
-    assert ended.status == 2
-    assert re.fullmatch(r"error: the run folder .* was removed or moved while .*\n", ended.err)
-    assert not [path for path in tmp_path.rglob("2*")]
 
 
 @pytest.mark.parametrize("step", rest_slow([2, 7], [7]))  # of epochs of five steps

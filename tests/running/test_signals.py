@@ -10,11 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from datamodules.loading import workers
 from tasks.engine.loops import signals
-from tasks.engine.loops.lightning_private import SignalConnector
 from tasks.engine.loops.signals import SIGNALS, STOP, RunStopped
 from tests.families import rest_slow_pairs
 from tests.runs import ROOT, arguments, session_processes, wait_for
@@ -107,24 +105,6 @@ class TestListening:
         assert (stopped.value.code, stopped.value.waiting) == (143, True)
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
-    @pytest.mark.parametrize(
-        ("slurm", "left"),
-        [(None, set()), ({"auto_requeue": True}, {USR1}),
-         ({"auto_requeue": True, "requeue_signal": HUP}, {HUP}), ({"auto_requeue": False}, set())],
-        ids=str,
-    )  # fmt: skip
-    def test_lightning_keeps_the_signal_by_which_slurm_requeues(self, slurm, left):
-        environment = slurm and SLURMEnvironment(**slurm)
-        connector = SimpleNamespace(cluster_environment=environment)
-        with STOP.listening():
-            lightnings = SignalConnector(SimpleNamespace(_accelerator_connector=connector))
-            assert STOP.handled == set(SIGNALS) - left
-            for change in (lightnings.register_signal_handlers, lightnings.teardown):
-                change()
-                assert all(signal.getsignal(signum) == STOP._handle for signum in STOP.handled)
-                if change != lightnings.teardown:
-                    assert all(callable(signal.getsignal(signum)) for signum in left)
-
     def test_uninterruptible_code_is_ended(self):
         """Such as a library's wait for another process, which blocks Python's handlers."""
         code = (
@@ -171,14 +151,6 @@ class TestWorkers:
         workers.end_workers()
         assert (worker.is_alive(), worker.exitcode) == (False, -KILL)
 
-    @pytest.mark.slow
-    def test_workers_are_forked_within_jobs_of_joblib(self, monkeypatch):
-        monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none=False: "loky")
-        loader = workers.Loader(Hanging(), num_workers=1, worker_init_fn=workers.init_worker)
-        assert next(iter(loader)).item() != os.getpid()
-        assert loader.multiprocessing_context.get_start_method() == "fork"
-        workers.end_workers()
-
     def test_a_run_that_fails_waits_a_little_for_its_workers(self, worker, monkeypatch):
         monkeypatch.setattr(workers, "PATIENCE", 0.1)
         before = signal.getsignal(signal.SIGCHLD)
@@ -188,19 +160,6 @@ class TestWorkers:
         finally:
             signal.signal(signal.SIGCHLD, before)
         assert worker.exitcode == -KILL
-
-    def test_a_signal_during_the_start_of_a_worker_reaches_the_run(self, monkeypatch):
-        """The run receives it; the new process does not."""
-        masks = []
-
-        def start(loader):
-            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-            return iter([])
-
-        monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", start)
-        list(workers.Loader(Hanging(), num_workers=1))
-        assert set(SIGNALS) <= masks[0]
-        assert not set(SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 # Each pair of values of two columns stands in a row.

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import functools
 import os
 import signal
 from pathlib import Path
@@ -11,15 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import Callback
-from timm.models.inception_v3 import InceptionA
 
 from tasks.classification.task import ClassificationTask
 from tasks.engine.callbacks.checkpoints import KeepLast
-from tasks.engine.callbacks.loggers import TensorBoardLog, read_rows
+from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.callbacks.monitors import StopEarly, TopCheckpoints
-from tasks.engine.callbacks.progress import ChannelsLast
 from tasks.engine.checkpoints.entries import EMA, UNREPORTED
-from tasks.engine.loops.process_exchange import gather_objects
 from tasks.engine.loops.signals import STOP, RunStopped
 from tasks.engine.optimisation.optimizer import SCHEDULE_FREE, build_optimizer
 from tests.families import rest_slow, rest_slow_pairs
@@ -149,13 +145,6 @@ class TestTraining:
             self.weights(last, "last"), self.weights(usual, "last"), rtol=1e-9, atol=1e-9
         )
 
-    def test_padded_pooling_in_channels_last_memory_is_named(self, caplog):
-        for module in (torch.nn.AvgPool2d(3), InceptionA(8, 4)):
-            ChannelsLast().setup(None, module, "fit")
-            assert ("inception_v3 pools with padding" in caplog.text) == hasattr(
-                module, "branch1x1"
-            )
-
     def test_the_log_on_disk_covers_the_steps_of_a_checkpoint(self, train, monkeypatch):
         """A kill right after it loses no row, since finished steps are not repeated."""
         logged = []
@@ -225,19 +214,6 @@ class TestTraining:
         for found in (task, loaded):
             assert same({f"model.{k}": v for k, v in found.model.state_dict().items()}, average)
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"schedule": {"name": "cosine"}}, r"pass schedule\.name=constant"),
-            ({"ema": {}}, r"its own average of the weights: pass task\.ema=null"),
-        ],
-    )
-    def test_schedule_free_optimisers_refuse_another_average(self, options, message):
-        pytest.importorskip("schedulefree")
-        task = tiny_task(optimizer={"name": "schedulefree_sgd", "lr": 0.1}, **options)
-        with pytest.raises(ValueError, match=message):
-            task.check_training(None, 1)
-
     @pytest.mark.parametrize("stop", rest_slow(STOPS, STOPS[1:]), ids=str)
     def test_rates_by_layer_and_random_numbers_resume_exactly(self, train, stop):
         """LAMB, layer-wise rates, groups by name, erasing, and the better of weights and average.
@@ -292,24 +268,6 @@ class TestTraining:
             state = model.state_dict()
             assert all(torch.equal(state[key], value) for key, value in reported.items())
 
-    def test_both_are_evaluated_by_their_own_predictions(self, train):
-        """The average's figures equal those of a separate validation."""
-
-        def figures(folder, name):
-            return [row[name] for row in read_rows(folder / "metrics.csv") if name in row]
-
-        _, alone = train("alone", ema={"decay": 0.7})
-        _, both = train("both", ema={"decay": 0.7, "report": "best"})
-        _, plain = train("plain")
-        assert figures(alone, "val/top1") == figures(both, "val/top1_ema")
-        assert figures(plain, "val/top1") == figures(both, "val/top1_weights")
-        assert len(figures(alone, "val/top1")) == 3
-
-    def test_a_slow_average_is_logged(self, train, caplog):
-        caplog.set_level("INFO")
-        train("run", ema={"decay": 0.99996}, max_epochs=1)
-        assert caplog.text.count("task.ema.decay=0.99996 is slow for 6 steps") == 1
-
     def test_the_average_is_evaluated_and_loaded_and_leaves_training_unchanged(self, train):
         _, plain = train("plain", accumulate_grad_batches=2)
         _, folder = train("average", ema={"decay": 0.9}, accumulate_grad_batches=2)
@@ -359,16 +317,6 @@ class TestTraining:
         scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
         assert scheduler.base_lrs == [rate, rate]
 
-    def test_the_rate_is_for_the_images_that_there_are(self, train, monkeypatch):
-        """40 images in batches of 256 are batches of 40."""
-        monkeypatch.setitem(ADAMW, "reference_batch", 20)
-        small = functools.partial(tiny_data, batch_size=256)
-        monkeypatch.setattr("tests.running.test_training.tiny_data", small)
-        train("scaled", max_epochs=1, mixup=None)
-        rate = 0.01 * 40 / 20
-        scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
-        assert scheduler.base_lrs == [rate, rate]
-
     def test_the_last_checkpoint_is_the_last_epochs_even_if_it_was_worse(self, train, monkeypatch):
         scores = iter((3.0, 2.0, 1.0, 0.0))
         figures = lambda _: {"top1": torch.tensor(next(scores))}  # noqa: E731
@@ -402,12 +350,6 @@ class TestTraining:
         states = self.weights(folder, "last", "callbacks")
         assert any(key.startswith("ModelCheckpoint{'monitor': 'val/top1'") for key in states)
 
-    def test_each_epoch_of_overfitting_has_the_same_batches(self, train):
-        first, _ = train("first", overfit=True, max_epochs=2)
-        assert first[:6] == first[6:]
-        again, _ = train("usual", max_epochs=2)
-        assert again[:6] == first[:6] != again[6:]
-
     def test_nonfinite_weights_stop_the_run(self, train):
         class Spoil(Callback):
             def on_validation_end(self, trainer, pl_module):
@@ -416,24 +358,3 @@ class TestTraining:
 
         with pytest.raises(ValueError, match=r"model\.net\.0\.bias contains NaN or Inf"):
             train("run", extra=[Spoil()])
-
-
-class TestLogs:
-    def test_tensorboard_leaves_one_file(self, tmp_path):
-        log = TensorBoardLog(tmp_path / "tb")
-        log.log_hyperparams({"a": 1})
-        assert not (tmp_path / "tb").exists()
-        for step in range(3):
-            log.log_metrics({"loss": 1.0, "epoch": 0}, step=step)
-        log.finalize("success")
-        log.log_metrics({"test": 1.0}, step=3)
-        log.finalize("success")
-        (file,) = (tmp_path / "tb").iterdir()
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        events = EventAccumulator(str(file)).Reload()
-        assert set(events.Tags()["scalars"]) == {"loss", "test"}
-
-
-def test_gathering_in_one_process_is_a_list_of_one():
-    assert gather_objects({"a": 1}) == [{"a": 1}]

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import seal
@@ -78,22 +77,6 @@ def test_checkpoints_of_all_tasks_name_their_classes(trained):
     assert classes.category_ids == tuple(range(1, 11))
     best = trained("segmentation").folder() / "checkpoints" / "best.ckpt"
     assert classes_of(open_checkpoint(best)).names[0] == "photo"
-
-
-def test_values_are_read_without_the_tensors(tmp_path):
-    content = {"state_dict": {"a": torch.zeros(9)}, "class_names": ["x"], "global_step": 3}
-    for name, zipped in (("new", True), ("old", False)):
-        path = tmp_path / f"{name}.ckpt"
-        torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        values = open_checkpoint(path, values_only=True).values
-        assert values == {"class_names": ["x"], "global_step": 3}
-        path.write_bytes(path.read_bytes()[:-300])
-        with pytest.raises(ValueError, match=f"{name}.ckpt"):
-            open_checkpoint(path, values_only=True)
-    save_file({"a": torch.zeros(9)}, tmp_path / "timm.safetensors")
-    assert classes_of(open_checkpoint(tmp_path / "timm.safetensors")) is None
-    torch.save(torch.zeros(3), tmp_path / "tensor.pth")
-    assert classes_of(open_checkpoint(tmp_path / "tensor.pth")) is None
 
 
 def renamed(run, tmp_path, task):

@@ -2,16 +2,15 @@
 
 import copy
 import functools
-import logging
 
 import pytest
 import torch
 
-from backbones import create_mixer, list_mixers
+from backbones import create_mixer
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast
 from tasks.engine.loops import compilation
-from tasks.engine.loops.compilation import MAX_SHAPES, check_compiler, compile_blocks
+from tasks.engine.loops.compilation import check_compiler, compile_blocks
 from tests.families import SMALLEST, rest_slow, rest_slow_pairs, short
 from tests.forms import FORMS
 from tests.runs import arguments, completed, composed
@@ -70,29 +69,6 @@ def test_every_mixer_is_one_graph(name, form):
     assert_same({key.removeprefix("_orig_mod."): value for key, value in found.items()}, expected)
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_limit_of_compiled_sizes_is_logged(caplog):
-    torch._dynamo.reset()
-    plain = short("deit_t").eval()
-    compiled, seen = copy.deepcopy(plain), []
-
-    def backend(graph, inputs):
-        seen.append(inputs)
-        return graph.forward
-
-    compile_blocks(compiled, backend=backend)
-    caplog.set_level(logging.INFO)
-    for turn in range(MAX_SHAPES + 2):
-        graphs = len(seen)
-        images = torch.randn(1, 3, 64, 64 + 32 * turn)
-        torch.testing.assert_close(compiled(images), plain(images))
-        assert (len(seen) > graphs) == (turn < MAX_SHAPES)
-    assert caplog.text.count(f"compiled for {MAX_SHAPES} sizes") == 1
-    compiled(torch.randn(1, 3, 64, 64))  # the first size keeps its graph
-    assert len(seen) == graphs
-
-
 def test_recomputed_blocks_are_not_compiled():
     network = short("deit_t")
     network.set_grad_checkpointing()
@@ -124,15 +100,6 @@ def assert_same_checkpoints(folders, *keys):
 
 
 @pytest.mark.slow
-def test_a_compiled_student_equals_an_eager_one(train):
-    """The student's blocks are compiled; losses from the teacher stay equal."""
-    teacher = [f"task.distillation.checkpoint={train('teacher')}", "task.distillation.type=soft"]
-    folders = [train(f"student_{word}", f"trainer.compile={word}", *teacher)
-               for word in ("true", "false")]  # fmt: skip
-    assert_same_checkpoints(folders, "state_dict")
-
-
-@pytest.mark.slow
 def test_a_compiled_run_equals_an_eager_one(train, outputs, capsys):
     """Keys lack a prefix; tests, resuming, averages and weights equal those of an eager run."""
     average = "++task.ema.decay=0.5"
@@ -152,34 +119,3 @@ def test_a_missing_compiler_is_named_and_runs_need_none(monkeypatch):
     with pytest.raises(ValueError, match=r"No working C\+\+ compiler found.*trainer.compile=false"):
         check_compiler(torch.device("cpu"))
     assert composed().trainer["compile"] is False
-
-
-@pytest.mark.slow
-def test_inductor_gives_the_same():
-    torch._dynamo.reset()
-    check_compiler(torch.device("cpu"))
-    plain, images = short("deit_t_afbo").train(), torch.randn(2, 3, 64, 64)
-    compiled = copy.deepcopy(plain)
-    compile_blocks(compiled, fullgraph=True)
-    assert_same(gradients(compiled, images), gradients(plain, images))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list_mixers())
-def test_every_mixer_is_one_graph_in_bfloat16_autocast(name):
-    """Training steps; the tracer's own numbers differ from eager ones by rounding only."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    mixer = create_mixer(name, 64, grid=(8, 8))
-    compiled = torch.compile(mixer, dynamic=False, fullgraph=True, backend="eager")
-    x = torch.randn(2, 8, 8, 64, requires_grad=True)
-    found = []
-    for form in (mixer, compiled):
-        torch.manual_seed(1)
-        with torch.autocast("cpu", torch.bfloat16):
-            y = form(x)
-        y.float().square().mean().backward()
-        found.append((y.detach().float(), x.grad))
-        x.grad = None
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)

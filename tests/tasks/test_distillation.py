@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from tasks.classification import teacher as teachers
 from tasks.classification.task import ClassificationTask
 from tasks.engine.optimisation.optimizer import build_optimizer
 from tests.running.tiny import ADAMW, train_on_digits
-from tests.runs import RECIPE, arguments, composed, refused, same, write_run
+from tests.runs import RECIPE, composed, same, write_run
 
 NAMES = [str(number) for number in range(10)]
 IMAGENET = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -266,45 +265,6 @@ def test_weights_that_do_not_fit_are_refused(classes, teacher, said, file):
         loaded(NAMES[:classes], teacher=teacher, checkpoint=file)
 
 
-def test_missing_weights_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="regnety_160 has 1000 classes, the data have 10"):
-        loaded(teacher="regnety_160")
-    with pytest.raises(ValueError, match="there is no checkpoint"):
-        loaded(teacher=SMALL, checkpoint=str(tmp_path / "none.pth"))
-    monkeypatch.setattr(teachers.timm, "get_pretrained_cfg", lambda name: None)
-    with pytest.raises(ValueError, match=r"timm lacks weights of test_resnet.*checkpoint="):
-        loaded(teacher=SMALL)
-
-
-def test_a_download_that_fails_names_the_file(monkeypatch):
-    def offline(*args, **options):
-        raise OSError("no route")
-
-    monkeypatch.setattr(teachers.timm, "create_model", offline)
-    with pytest.raises(ValueError, match=r"OSError\); download model\.safetensors from .*checkp"):
-        loaded([str(n) for n in range(1000)], teacher="regnety_160.deit_in1k")
-
-
-def test_a_command_is_refused_before_files_are_written(sample_cache, file, tmp_path, capsys):
-    typed = ["task.distillation.type=hard", "task.distillation.teacher=test_vit",
-             f"task.distillation.checkpoint={file}"]  # fmt: skip
-    said = refused(arguments("classification", tmp_path, *typed), tmp_path, capsys)
-    assert "contains another network than test_vit" in said
-
-
-def test_an_evaluation_needs_no_teacher(tmp_path):
-    """The teacher's options are in the run's config, and its file may be missing."""
-    weights = tmp_path / "student.pth"
-    weights.write_bytes(b"")
-    gone = str(tmp_path / "gone.pth")
-    config = composed("mode=test", f"ckpt={weights}", "task.distillation.type=hard",
-                      "task.distillation.teacher=test_vit",
-                      f"task.distillation.checkpoint={gone}")  # fmt: skip
-    assert config.task["distillation"]["checkpoint"] == gone
-    task = student(distillation=config.task["distillation"])
-    assert task._teacher is None
-
-
 class Stop(Callback):
     def __init__(self, step):
         self.step = step
@@ -354,14 +314,3 @@ def test_the_teacher_counts_in_training(file):
         optimizer.step()
     answers = teacher.teacher_logits(images, IMAGENET).logits.argmax(1)
     assert (task.model(images).argmax(1) == answers).float().mean() > 0.9
-
-
-def test_a_trainer_alone_loads_the_teacher(file):
-    options = {"type": "soft", "teacher": SMALL, "checkpoint": file, "alpha": 0.1}
-    task = student(distillation=options)
-    data = SimpleNamespace(normalisation=IMAGENET)
-    task._trainer = SimpleNamespace(precision="32-true", datamodule=data)
-    task.setup("test")
-    assert task._teacher is None
-    task.setup("fit")
-    assert task._teacher[0].how == Distillation("soft", 0.1)

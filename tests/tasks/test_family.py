@@ -67,23 +67,6 @@ def test_the_direction_of_a_metric(family, name, direction):
     assert family.direction(name) == direction
 
 
-@pytest.mark.parametrize(("mode", "real"), [("max", -50.0), ("min", 50.0)])
-def test_a_validation_without_the_metric_is_the_worst(mode, real, tmp_path):
-    best = BestCheckpoint(dirpath=tmp_path, monitor="val/x", mode=mode)
-    trainer = SimpleNamespace(callback_metrics={}, current_epoch=0, global_step=0)
-    figures = []
-    for trainer.global_step in (0, 10):
-        with pytest.warns(UserWarning, match=r"val/x cannot .* best\.ckpt is the latest"):
-            figures.append(float(best._monitor_candidates(trainer)["val/x"]))
-        if best.best_model_score is None:
-            best.best_model_score = torch.tensor(figures[0])
-    sign = 1 if mode == "max" else -1
-    assert sign * figures[0] < sign * figures[1] < sign * real
-    best.best_model_score, trainer.global_step = torch.tensor(real), 20
-    with pytest.warns(UserWarning, match=r"best\.ckpt is the best of those before"):
-        best._monitor_candidates(trainer)
-
-
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_equal_figures_are_ranked_by_the_loss(mode, tmp_path):
     """And a resumed run knows the loss of its best checkpoint."""
@@ -123,26 +106,6 @@ def test_of_equal_best_checkpoints_the_highest_loss_is_replaced(mode, tmp_path):
     assert list(top.best_k_models) == ["b", "c"]
     losses = top.state_dict()["best_k_second_scores"]
     assert [float(losses[path]) for path in "bc"] == pytest.approx([0.3, 0.4])
-
-
-@pytest.mark.parametrize(("mode", "best", "worst"), [("max", "c", "a"), ("min", "a", "c")])
-def test_fewer_best_checkpoints_are_kept_on_resuming(mode, best, worst, tmp_path):
-    """And each validation of an epoch has a file of its own."""
-    scores = {str(tmp_path / "abc"[rank]): torch.tensor(rank) for rank in range(3)}
-    three = TopCheckpoints(tmp_path, "val/x", mode, 3)
-    three.best_k_models = dict(scores)
-    two = TopCheckpoints(tmp_path, "val/x", mode, 2)
-    two.load_state_dict(three.state_dict())
-    assert str(tmp_path / best) in two.best_k_models
-    assert len(two.best_k_models) == 2
-    removed = []
-    strategy = SimpleNamespace(remove_checkpoint=removed.append)
-    two.on_train_start(SimpleNamespace(strategy=strategy), None)
-    assert removed == [str(tmp_path / worst)]
-    assert two.kth_best_model_path == str(tmp_path / "b")
-    figures = {"epoch": torch.tensor(0), "val/x": torch.tensor(0.5)}
-    steps = (torch.tensor(3), torch.tensor(6))
-    assert len({two.format_checkpoint_name({**figures, "step": step}) for step in steps}) == 2
 
 
 @pytest.mark.parametrize(

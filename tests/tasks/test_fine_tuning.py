@@ -85,12 +85,3 @@ def test_a_classifier_that_cannot_be_kept_is_refused(trained, monkeypatch):
     monkeypatch.setattr("backbones.create_backbone", lambda **options: None)
     with pytest.raises(ValueError, match="fetches timm's weights without their classifier; pass"):
         task(True, "keep_classifier=true")
-
-
-def test_fine_tuning_requires_a_trained_network():
-    typed = ["data=imagenet", "recipe=deit_384", "backbone=deit_b", "data.root=/data"]
-    config = composed(*typed)
-    assert config.require_pretrained is config.keep_classifier is True
-    assert config.backbone["img_size"] == 384
-    larger = composed("experiment=ffnet_t1_ffnet_3_384", "data.root=/data")
-    assert larger.keep_classifier is True

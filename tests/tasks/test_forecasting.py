@@ -147,27 +147,6 @@ def test_checkpoints_of_other_targets_are_refused(tmp_path):
         make_task(targets=3).check_targets(Checkpoint("here", state))
 
 
-def test_another_step_than_the_checkpoints_is_said(caplog):
-    caplog.set_level("INFO")
-    hourly, daily = make_task(), make_task()
-    facts = {"names": ["a", "b"], "targets": 2, "mean": [0, 0], "std": [1, 1]}
-    hourly.series_facts = {**facts, "step": "1 hour"}
-    state = Checkpoint("here", hourly.target_state())
-    hourly.check_targets(state)
-    assert not caplog.messages
-    daily.series_facts = {**facts, "step": "1 day"}
-    daily.check_targets(state)
-    assert caplog.messages == ["here was trained on steps of 1 hour; the data's are 1 day"]
-
-
-@pytest.mark.parametrize("value", [torch.nan, 1e25])
-def test_figures_that_are_not_finite_are_an_error(value):
-    task = make_task()
-    task.update_metrics({"future": torch.ones(1, 4, 2)}, torch.full((1, 4, 2), value))
-    with pytest.raises(ValueError, match="errors of the forecasts are not finite: a value of the"):
-        task.compute_metrics()
-
-
 def test_files_in_the_authors_layout_load(tmp_path):
     """The whole network by the task, the backbone alone as pretrained weights."""
     sizes = {"m": 3, "d": 4, "e": 3, "horizon": 5, "lookback": 24, "kernels": (11, 5)}

@@ -1,7 +1,6 @@
 """Tasks without run.py: a plain trainer, single checkpoints, images in memory."""
 
 import csv
-import itertools
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import tasks
 from backbones import create_backbone, list_mixers
-from heads.linear import LinearClassifier, LinearProbe
+from heads.linear import LinearClassifier
 from tasks import ClassificationTask, SegmentationTask
 from tests.runs import QUIET
 from tools.cli.paths import ROOT
@@ -78,14 +77,6 @@ def test_predict_takes_images_in_every_usual_form(example, form):
     assert sorted(row["classes"]) == NAMES
 
 
-def test_batches_are_several_images(example):
-    rows = example[0].predict([torch.stack([FLOAT, FLOAT]), np.stack([RGB] * 3)])
-    assert [row["input"] for row in rows] == [f"image {index}" for index in range(5)]
-    task, trainer, _ = example
-    rows = trainer.predict(task, DataLoader(SAMPLES, batch_size=4))
-    assert [row["input"] for row in rows[0]] == [f"image {index}" for index in range(4)]
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Return a folder of seven images, of which two share a stem, and one broken file."""
@@ -113,17 +104,6 @@ def test_predictions_are_written_as_they_come(example, photos, workers, tmp_path
     assert [line["class_1"] for line in table] == [row["classes"][0] for row in rows]
 
 
-def test_a_stream_holds_one_batch(example, photos, monkeypatch):
-    task, seen = example[0], []
-    describe = task.describe
-    monkeypatch.setattr(task, "describe", lambda *given: seen.append(1) or describe(*given))
-    stream = task.stream(sorted(photos.glob("[0-9]*")), batch_size=2)
-    weights = task.model.classifier.weight.clone()
-    assert [next(stream)["input"][-5:] for _ in range(3)] == ["0.jpg", "0.png", "1.jpg"]
-    assert len(seen) == 2
-    assert torch.equal(task.model.classifier.weight, weights)  # the average is swapped out
-
-
 def test_a_stream_goes_on_after_a_broken_photo(example, photos, caplog):
     task = example[0]
     names = [row["input"] for row in task.stream(photos, batch_size=2)]
@@ -134,25 +114,6 @@ def test_a_stream_goes_on_after_a_broken_photo(example, photos, caplog):
         list(task.stream(photos / "broken.jpg"))
     with pytest.raises(ValueError, match="broken"):
         task.predict(photos)
-
-
-def test_a_failure_keeps_the_rows_before_it(example, photos, tmp_path, monkeypatch):
-    task, calls = example[0], itertools.count()
-    describe = task.describe
-
-    def failing(*given):
-        if next(calls):
-            raise RuntimeError("out of memory")
-        return describe(*given)
-
-    monkeypatch.setattr(task, "describe", failing)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        task.predict(photos, batch_size=2, out=tmp_path)
-    assert len(json.loads((tmp_path / "predictions.json").read_text())) == 2
-    with pytest.raises(ValueError, match="broken"):
-        task.predict(photos / "broken.jpg", out=tmp_path / "other")
-    with pytest.raises(ValueError, match=r"batch_size must be at least 1 .* got 0 and 0"):
-        task.predict(photos, batch_size=0)
 
 
 @pytest.mark.parametrize("image", [FLOAT * 255, FLOAT - 0.5, FLOAT * float("nan")])
@@ -205,15 +166,6 @@ def test_a_users_model_is_passed_when_loading(tmp_path):
     assert opened.predict(RGB) == task.predict(RGB)
 
 
-def test_the_config_of_a_task_is_plain():
-    config = ClassificationTask(network(LinearProbe), NAMES, mixup={"mixup_alpha": 0.8}).config()
-    assert config["head"] == {"_target_": "heads.linear.LinearProbe"}
-    assert config["task"] == {
-        "_target_": "tasks.classification.task.ClassificationTask", "mixup": {"mixup_alpha": 0.8},
-    }  # fmt: skip
-    assert config["backbone"]["token_mixer"]["name"] == "sbm"  # and all its options
-
-
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
@@ -224,15 +176,6 @@ def test_the_config_of_a_task_is_plain():
 def test_a_batch_of_another_form_is_refused_with_the_form(batch, said):
     with pytest.raises(ValueError, match=f"{said}; a batch for classification is a dictionary "):
         ClassificationTask(Own(), NAMES).on_before_batch_transfer(batch, 0)
-
-
-@pytest.mark.parametrize("backbone", [{}, {"a": 1}, {1: 2}, {"name": 3}, {"name": "../x"}])
-def test_a_checkpoint_of_another_networks_form_is_named(backbone, tmp_path):
-    parts = {"head": {}, "task": {}, "optimizer": {}, "schedule": {}}
-    content = {"state_dict": {"model.a": torch.zeros(1)}, "class_names": ["a", "b"]}
-    torch.save(content | {"config": {"backbone": backbone, **parts}}, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match=r"a\.ckpt is damaged: in config "):
-        tasks.load(tmp_path / "a.ckpt")
 
 
 def test_a_users_files_do_not_shadow_the_packages(tmp_path):

@@ -36,7 +36,6 @@ from tasks.generation.quality import (
     pixel_kid,
     statistics,
 )
-from tasks.generation.records import recorded_scale
 from tasks.generation.task import GenerationTask, sheet, to_bytes
 from tests.runs import composed, run_here, run_shared
 
@@ -160,15 +159,6 @@ def test_samples_depend_on_label_and_seed_alone(options):
     assert one.shape == (4,)
 
 
-@pytest.mark.parametrize(("objective", "sampler"), [("diffusion", "ddim"), ("flow", "euler")])
-def test_the_evaluation_loss_has_gradients_in_double_precision(objective, sampler):
-    made = generator(objective=objective, sampler=sampler).double()  # as the landscape takes it
-    images = torch.randn(2, 1, 8, 8, dtype=torch.double)
-    batch = {"images": images, "labels": torch.tensor([0, 1]), "sample_id": torch.arange(2)}
-    made.predict(batch).mean().backward()
-    assert all(part.grad is not None for part in made.backbone.blocks.parameters())
-
-
 def test_guidance_acts_on_the_first_channels():
     model = generator(guidance=3.0, guided_channels=1, learn_sigma=True)
     x, times, labels = torch.randn(2, 1, 8, 8), torch.tensor([5, 5]), torch.tensor([0, 1])
@@ -208,17 +198,6 @@ def test_figures_of_sets_of_images():
     certain = 100 * torch.eye(4).repeat(10, 1)
     assert inception_score(certain) == pytest.approx(4)
     assert inception_score(torch.zeros(40, 4)) == pytest.approx(1)
-
-
-def test_a_missing_extractor_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"torch-fidelity|task\.inception"):
-        load_extractor(tmp_path / "weights.pth")
-    task = GenerationTask(generator(), ["a", "b", "c"], num_samples=2, reference=str(tmp_path))
-    task._trainer = SimpleNamespace(
-        precision_plugin=SimpleNamespace(), precision="32-true", datamodule=None
-    )
-    with pytest.raises(ValueError, match=r"torch-fidelity|task\.inception"):
-        task.setup("test")
 
 
 def test_samples_are_drawn_once(tmp_path):
@@ -270,52 +249,6 @@ def test_folders_of_images_and_latents(tmp_path):
     for file in tmp_path.rglob("*.npy"):
         np.save(file, np.full((4, 2, 2), 3.0, dtype=np.float16))  # drawn and scaled by the user
     assert latents.dataset("train")[0, 0]["images"].tolist() == np.full((4, 2, 2), 3.0).tolist()
-
-
-def test_classes_that_only_validation_has_and_nan_are_refused(tmp_path):
-    root, channels = folders_of_images(tmp_path), {"latent_channels": None, "factor": 1}
-    np.save(root / "train/cat/b.npy", np.full((4, 2, 2), np.nan, np.float32))
-    data = GenerationDataModule(root, image_size=16, num_workers=0, batch_size=2)
-    data.setup()
-    with pytest.raises(ValueError, match=r"train/cat/b\.npy holds NaN or Inf"):
-        data.dataset("train")[0, 1]
-    (root / "val/bird").mkdir()
-    data = GenerationDataModule(root, image_size=8, num_workers=0, batch_size=2, **channels)
-    with pytest.raises(ValueError, match=r"val has class folders that .*train lacks: bird"):
-        data.setup()
-
-
-def test_the_scale_of_latents_is_recorded_and_typed_ones_win(tmp_path):
-    root = folders_of_images(tmp_path / "images")
-    model, folder = latent_generator(), tmp_path / "latents"
-    model.latent_scale, model.latent_shift = 0.3, 0.1
-    options = {"image_size": 16, "batch_size": 2, "num_workers": 0}
-    data = GenerationDataModule(root, latents=folder, **options)
-    data.setup()
-    write_latents(model, data, torch.device("cpu"))
-    data.set_latent_scale(recorded_scale(folder))
-    mean = model.moments(torch.from_numpy(data.values(root / "val/cat/a.png"))[None])[0][0]
-    found = data.dataset("val")[0, 0]["images"]
-    torch.testing.assert_close(found, 0.3 * (mean - 0.1), rtol=1e-3, atol=1e-3)
-    typed = GenerationDataModule(root, latents=folder, latent_scale=0.5, **options)
-    typed.setup()
-    typed.set_latent_scale(recorded_scale(folder))
-    torch.testing.assert_close(
-        typed.dataset("val")[0, 0]["images"], 0.5 * mean, rtol=1e-3, atol=1e-3
-    )
-    assert recorded_scale(root) is None
-
-
-def test_a_training_shorter_than_a_sample_draws_none(caplog):
-    caplog.set_level("INFO")
-    task = GenerationTask(generator(steps=3), ["a", "b", "c"], num_samples=2)
-    assert len(task.preview({}, None)) == 1  # of a loaded run
-    for done, count in ((2, 0), (3, 1)):
-        task._trainer = SimpleNamespace(global_step=done, testing=done == 2)
-        assert len(task.preview({}, None)) == count
-        task.update_metrics({}, torch.zeros(1))
-        assert task.compute_metrics() == {"mse": 0}
-    assert caplog.text.count("The training had 2 steps, fewer than a sample's head.steps=3") == 1
 
 
 class ToyVAE(torch.nn.Module):
@@ -386,43 +319,6 @@ def test_latents_are_computed_once_and_read(tmp_path):
         write_latents(model, data, device)
 
 
-@pytest.mark.parametrize("config", [{}, {"scaling_factor": 0.13025, "shift_factor": 0.25}])
-def test_a_vae_states_its_scale_and_shift(config, monkeypatch):
-    vae = ToyVAE()
-    vae.config = config
-    monkeypatch.setattr("heads.generation.load_vae", lambda path: vae)
-    scale, shift = config.get("scaling_factor", 0.18215), config.get("shift_factor", 0.0)
-    host = create_backbone("dit_tiny", channels=4, num_classes=2, img_size=2, fast=False)
-    images = torch.rand(2, 3, 16, 16)
-    model, mean = Generator(host, vae="."), vae.encode(images).latent_dist.mean
-    latents = model.encode(images, draw=False)
-    torch.testing.assert_close(latents, scale * (mean - shift))
-    monkeypatch.setattr(vae, "decode", lambda latents: SimpleNamespace(sample=latents / 10))
-    torch.testing.assert_close(model.decode(latents), mean.detach() / 10)
-    typed = Generator(host, vae=".", latent_scale=0.5)  # as runs did that knew no shift
-    torch.testing.assert_close(typed.encode(images, draw=False), 0.5 * mean)
-
-
-def test_images_in_the_place_of_latents_are_refused(tmp_path):
-    folders_of_images(tmp_path)
-    data = GenerationDataModule(tmp_path, image_size=8, num_workers=0, batch_size=2)
-    data.setup()
-    with pytest.raises(ValueError, match=r"is an image, but data\.latent_channels=4"):
-        data.check_latents()
-    pixels = {"latent_channels": None, "factor": 1}
-    data = GenerationDataModule(tmp_path, image_size=8, num_workers=0, batch_size=2, **pixels)
-    data.setup()
-    data.check_latents()
-
-
-def test_the_vae_is_drawn_from_in_training_alone():
-    model, images = latent_generator(), torch.rand(2, 3, 16, 16)
-    one, other = model.encode(images, draw=False), model.encode(images, draw=False)
-    assert torch.equal(one, other)
-    assert not torch.equal(one, model.encode(images, draw=True))
-    assert model.decode(one).shape == images.shape
-
-
 def test_samples_of_two_models_never_mix(tmp_path):
     task = GenerationTask(generator(), ["a", "b", "c"], num_samples=2)
     task.claim_samples(tmp_path, own=False)
@@ -444,26 +340,6 @@ def test_the_published_recipe():
     assert (config.head["steps"], config.head["guidance"]) == (250, 1.5)
     assert config.task["num_samples"] == 50_000
     assert config.task["ema"]["decay"] == 0.9999
-
-
-def test_a_classifier_counts_the_samples_that_it_recognises(tmp_path, monkeypatch):
-    task = GenerationTask(generator(), ["a", "b", "c"], num_samples=4, classifier=str(tmp_path))
-    assert task.metric_names == ("mse", "kid", "recognised")
-    files = [tmp_path / f"{index:06d}_{label}.png" for index, label in enumerate([0, 1, 2, 2])]
-    rows = [{"classes": ["a"]}, {"classes": ["c"]}, {"classes": ["c"]}, {"classes": ["c", "a"]}]
-    classifier = SimpleNamespace(class_names=["a", "b", "c"], stream=lambda files: iter(rows))
-    monkeypatch.setattr("tasks.generation.task.load", lambda run, device: classifier)
-    assert task._recognised(files, "run") == 75
-    classifier.class_names = ["a", "c"]
-    with pytest.raises(ValueError, match=r"task\.classifier=run lacks the class b"):
-        task._recognised(files, "run")
-
-
-def test_samples_of_latents_need_a_vae():
-    with pytest.raises(ValueError, match=r"samples with 4 channels are latents; pass head\.vae="):
-        Generator(latent_generator().backbone).check_images()
-    latent_generator().check_images()
-    generator().check_images()
 
 
 def test_the_extractor_of_torch_fidelity_scores_images(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from torchmetrics.functional import f1_score, matthews_corrcoef
 from backbones import create_backbone
 from heads.text import TextClassifier
 from tasks.glue.submission import submission_name
-from tasks.glue.task import GlueTask, measure
+from tasks.glue.task import measure
 from tests.runs import composed
 
 
@@ -38,17 +38,6 @@ def test_metrics_equal_those_of_libraries():
     assert measure("pearson", one, other) == pytest.approx(pearsonr(one, other)[0])
     assert measure("spearman", one, other) == pytest.approx(spearmanr(one, other)[0])
     assert measure("matthews", labels * 0, labels) == 0
-
-
-def test_mismatched_texts_are_reported_apart():
-    task = GlueTask(model(3), ["a", "b", "c"], ["accuracy"])
-    logits = torch.eye(3)[[0, 1, 2, 2]]
-    batch = {"labels": torch.tensor([0.0, 1, 1, 2]), "group": torch.tensor([0, 0, 0, 1])}
-    task.update_metrics(batch, logits)
-    found = {name: value.item() for name, value in task.compute_metrics().items()}
-    assert found == pytest.approx({"score": 200 / 3, "accuracy": 200 / 3, "mismatched": 100})
-    with pytest.raises(ValueError, match="measured must name some of accuracy, f1"):
-        GlueTask(model(), ["a", "b"], ["bleu"])
 
 
 def test_a_score_is_trained_by_squared_error():

@@ -120,19 +120,6 @@ def test_coco_metric_equals_pycocotools(coco, seen):
     assert metric.compute() == figures  # the same index serves every evaluation of a run
 
 
-def test_precisions_of_a_class_equal_those_of_a_set_of_this_class_alone(coco):
-    path, content, samples = coco
-    metric, whole = scored(content, samples, with_masks=True)
-    for kind, prefix in (("bbox", ""), ("segm", "mask_")):
-        for category in CATEGORIES:
-            expected = reference_figures(path, samples, kind, [category])
-            assert 0.05 < expected[0] < 1
-            row = metric.class_figures[category]
-            assert [row[f"{prefix}AP"], row[f"{prefix}AP50"]] == pytest.approx(expected[:2])
-        mean = np.mean([metric.class_figures[category][f"{prefix}AP"] for category in CATEGORIES])
-        assert mean == pytest.approx(whole[f"{prefix}AP"].item())
-
-
 def test_restricted_sets_and_classes_without_detections_or_ground_truth(coco):
     path, content, samples = coco
     found = copy.deepcopy(samples)
@@ -159,34 +146,6 @@ def test_images_without_ground_truth_have_no_average_precision(coco, seen):
     content["annotations"] = [a for a in content["annotations"] if a["image_id"] > 2]
     with pytest.raises(ValueError, match=r"the 1 evaluated images .*limit_val_batches"):
         scored(content, [samples[place] for place in seen])
-
-
-def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
-    _, content, samples = coco
-    metrics = [CocoMetric(content, CATEGORIES, with_masks=True) for _ in range(3)]
-    for metric, part in zip(metrics, (samples, samples[::2], samples[1::2]), strict=True):
-        metric.update(part)
-    whole, *parts = metrics
-    expected = whole.compute()
-    monkeypatch.setattr(
-        "tasks.detection.coco_metric.gather_objects", lambda _: [part.detections for part in parts]
-    )
-    assert parts[0].compute() == expected
-
-
-def test_coco_metric_without_masks_detections_or_sizes(coco):
-    _, content, samples = coco
-    metric, figures = scored(content, samples[1:2])
-    # Small objects are missing.
-    assert figures == {f"AP{name}": 0 for name in STATS if name != "_small"}
-    metric.reset()
-    metric.update(samples)
-    assert metric.compute().keys() == {f"AP{name}" for name in STATS}
-    metric.reset()
-    assert not metric.detections
-    for row in content["annotations"]:
-        row["area"] = 50.0
-    assert scored(content, samples)[1].keys() == {"AP", "AP50", "AP75", "AP_small"}
 
 
 HUGE = 2**63
@@ -317,15 +276,6 @@ def test_segmentation_metrics_equal_a_plain_count():
     assert [rows[name]["IoU"] for name in "abcd"] == pytest.approx([100 * iou for iou in ious])
     assert rows["d"]["Acc"] is rows["e"]["IoU"] is None
     assert [rows[name]["pixels"] for name in "abcde"] == [(t == c).sum() for c in range(5)]
-
-
-def test_classes_that_do_not_occur_are_named_once(caplog):
-    task = SegmentationTask(nn.Linear(1, 1), "abc", **RECIPE)
-    with caplog.at_level("INFO"):
-        for _ in range(2):
-            task.update_metrics({}, [segmented(np.zeros((2, 2), int), np.zeros((2, 2), int))])
-            task.compute_metrics()
-    assert caplog.text.count("2 of 3 classes do not occur in validation: b, c") == 1
 
 
 def test_top1_and_top5():

@@ -14,11 +14,7 @@ from backbones import create_backbone
 from datamodules import SampleMultiLabel
 from heads.linear import LinearClassifier
 from tasks import ClassificationTask, MultiLabelTask
-from tasks.multi_label.family import FAMILY
-from tests.errors import refuses
 from tests.runs import QUIET
-from tools.analyses import check_applies
-from tools.exports.requests import check_exported
 
 NAMES = ["cat", "dog", "fox", "owl"]
 
@@ -112,28 +108,3 @@ def test_mixup_mixes_the_labels_of_two_images_in_the_same_proportion():
         task(mixup={"mixup_alpha": 1.0}, loss={"name": "asymmetric"})
     with pytest.raises(ValueError, match=r"task.mixup.multi_label follows from the task"):
         task(mixup={"multi_label": True})
-
-
-def test_one_class_is_enough():
-    model = LinearClassifier(create_backbone("resnet18", img_size=64), 1)
-    one = MultiLabelTask(model, ["ill"])
-    logits = torch.tensor([[2.0], [-1.0], [1.0], [-2.0]])
-    labels = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
-    one.update_metrics({"image": torch.zeros(4, 3), "label": labels}, logits)
-    found = {name: float(value) for name, value in one.compute_metrics().items()}
-    expected = {"mAP": 100.0, "F1": 100 * 2 / 3, "F1_micro": 100 * 2 / 3, "exact": 75.0}
-    assert found == pytest.approx(expected)
-    assert one.class_figures[0]["AP"] == pytest.approx(100)
-
-
-def test_refused_analyses_and_exports_name_the_reason():
-    refuses(
-        r"errors does not apply to task=multi_label, whose images have any number of labels "
-        r"\(run.py mode=test writes AP and F1 of each class",
-        check_applies, FAMILY, "errors",
-    )  # fmt: skip
-    said = refuses("any number of labels; its targets:", check_exported,
-                   {"task_name": "multi_label"}, "deit_t", "mmpretrain")  # fmt: skip
-    assert "onnx" in said
-    assert "*" not in said
-    assert FAMILY.analysis("landscape")

@@ -25,9 +25,8 @@ from tasks.engine.optimisation import optimizer as optim
 from tasks.engine.optimisation.optimizer import (
     build_optimizer,
     learning_rate_factor,
-    optimizer_rules,
 )
-from tasks.engine.optimisation.param_groups import param_groups, parameter_rules, schedule_rate
+from tasks.engine.optimisation.param_groups import param_groups, parameter_rules
 from tests.families import rest_slow
 from tests.running.tiny import tiny_task
 
@@ -171,12 +170,6 @@ def test_param_groups(name):
     groups = param_groups(model, parameter_rules(model, 0.05), 0.1)
     shared = [(group["weight_decay"], group["lr"], group["lr_scale"]) for group in groups]
     assert shared == [(0.05, 0.1, 1.0), (0, 0.1, 1.0)]
-
-
-def test_frozen_parameters_are_left_out():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    model[0].requires_grad_(False)
-    assert named_groups(model) == [{"1.weight"}, {"1.bias"}]
 
 
 @pytest.mark.parametrize(
@@ -367,32 +360,6 @@ def test_known_differences_from_timms_layers(theirs):
     assert expected == {name: max(layers.values()) - layers[name] for name in compared}
 
 
-def ffnet_codes_layer(name):
-    """Return a parameter's layer by the constructor in FFNet's repository, with its names."""
-    parts = name.split(".")
-    if parts[0] != "stages":
-        return 13  # "everything else": its stem is not called downsample_layers
-    # Its stages are lists that begin with the downsampling, except the first.
-    first = parts[1] == "0"
-    index = 0 if parts[2] == "downsample" else int(parts[3]) + (not first)
-    return {0: 1, 1: 2, 2: 3 + index // 3, 3: 12}[int(parts[1])]
-
-
-@pytest.mark.parametrize("name", ["ffnet_2", "ffnet_3", "ffnet_4"])
-def test_the_two_readings_of_ffnets_layers(name):
-    backbone = meta(name, dense=True)
-    run = layer_scales(backbone, 0.8, "ffnet_as_run")
-    meant = layer_scales(backbone, 0.8, "ffnet")
-    assert run.keys() == {key for key, _ in backbone.named_parameters()}
-    assert run == pytest.approx({key: 0.8 ** (13 - ffnet_codes_layer(key)) for key in run})
-    differ = {key for key in run if run[key] != meant[key]}
-    assert differ == {key for key in run if key.startswith("stem.")}
-    assert [meant[key] for key in differ] == pytest.approx([0.8**13] * len(differ))
-    slowest = {scale for key, scale in run.items() if key.startswith("stages.0.")}
-    assert slowest == {min(run.values())}
-    assert slowest.pop() == pytest.approx(0.069, abs=5e-4)  # of stage 1, which excludes the stem
-
-
 def test_convnexts_layers():
     scales = layer_scales(meta("convnext_t", dense=True), 0.5, "convnext")
     for part, layer in {
@@ -404,31 +371,6 @@ def test_convnexts_layers():
         assert found == {0.5 ** (7 - layer)}, part
     with pytest.raises(ValueError, match=r"four stages, but deit_t has .*layers=blocks"):
         layer_scales(meta("deit_t", dense=True), 0.5, "convnext")
-
-
-def convnext_codes_layer(name, depths):
-    """Return a parameter's layer by ConvNeXt's code: stage 3 in threes, then stage 4."""
-    parts = name.split(".")
-    if parts[0] != "stages":
-        return 0 if parts[0] == "stem" else None
-    stage = int(parts[1])
-    block = 0 if parts[2] == "downsample" else int(parts[3])
-    return (1, 2, 3 + block // 3, 3 + math.ceil(depths[2] / 3))[stage]
-
-
-@pytest.mark.parametrize(
-    ("name", "depths"),
-    [("convnext_t", (3, 3, 9, 3)), ("poolformer_s12", (2, 2, 6, 2)),
-     ("poolformer_s24", (4, 4, 12, 4)), ("poolformer_s36", (6, 6, 18, 6)),
-     ("poolformer_m48", (8, 8, 24, 8)), ("ffnet_1", (2, 2, 8, 2))],
-)  # fmt: skip
-def test_convnexts_layers_at_other_depths(name, depths):
-    backbone = meta(name, dense=True)
-    assert backbone.layer_ids.depths == depths
-    last = 3 + math.ceil(depths[2] / 3) + 1
-    for key, scale in layer_scales(backbone, 0.5, "convnext").items():
-        layer = convnext_codes_layer(key, depths)
-        assert scale == 0.5 ** (last - (last if layer is None else layer)), key
 
 
 def test_groups_by_pattern():
@@ -447,22 +389,6 @@ def test_groups_by_pattern():
     }  # fmt: skip
     rules = {key: (rule.lr_scale, rule.weight_decay) for key, rule in rules.items()}
     assert {key: rules[key] for key in expected} == expected
-
-
-def test_the_schedules_rate_is_the_same_for_all_groups():
-    options = {"layer_decay": 0.7, "groups": [{"match": "classifier.*", "lr_scale": 10}]}
-    optimizer = build_optimizer(meta("deit_t"), name="sgd", lr=0.1, **options)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] == pytest.approx(1.0)
-    for group in optimizer.param_groups:
-        assert schedule_rate(group) == pytest.approx(0.1)
-    # The rules are built before sharding and replace the options.
-    rules = optimizer_rules(meta("deit_t"), {"weight_decay": 0.2, **options})
-    again = build_optimizer(meta("deit_t"), rules, name="sgd", lr=0.1)
-    shares = {(group["lr"], group["lr_scale"]) for group in again.param_groups}
-    assert shares == {(group["lr"], group["lr_scale"]) for group in optimizer.param_groups}
-    assert {group["weight_decay"] for group in again.param_groups} == {0, 0.2}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from datamodules import SampleClassification
 from tasks.classification.family import FAMILY
@@ -55,37 +54,6 @@ def test_the_rate_and_waiting_exclude_start_up_and_validation(clock):
     assert measured.samples_per_second == 16.0
 
 
-def test_a_gpu_waits_from_its_last_kernel_to_the_next_batch(clock, monkeypatch):
-    """It computes 2 s per batch of 2 s in this process, of which 0.5 s are spent on loading."""
-    queue_is_free = [0.0]  # the time at which the GPU has done all that was queued
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            queue_is_free[0] = self.time = max(queue_is_free[0], clock[0])
-
-        def synchronize(self):
-            pass
-
-        def elapsed_time(self, later):
-            return 1000 * (later.time - self.time)
-
-    class Queueing(pace.Pace):
-        def on_train_batch_end(self, *arguments):
-            queue_is_free[0] = max(queue_is_free[0], clock[0] - 1.5) + self.computing
-            super().on_train_batch_end(*arguments)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    for computing, share in ((2.0, 0.0), (1.6, 0.2), (1.0, 0.25)):
-        clock[0] = queue_is_free[0] = 0.0
-        measured = Queueing()
-        measured.computing = computing
-        train(measured, clock, [2.0] * 250, device="cuda")
-        assert measured.waiting_share == pytest.approx(share, abs=2e-3)
-
-
 @pytest.mark.parametrize(
     ("share", "workers", "resident", "text"),
     [(0.0, 0, None, "0%"), (0.1, 4, False, "10%"), (0.5, 4, True, "50%"),
@@ -94,59 +62,6 @@ def test_a_gpu_waits_from_its_last_kernel_to_the_next_batch(clock, monkeypatch):
 )  # fmt: skip
 def test_much_waiting_names_the_setting_to_change(share, workers, resident, text):
     assert report.describe_waiting(share, workers, resident) == text.replace("%", "% of training")
-
-
-def test_progress_shows_the_latest_loss_between_logged_ones(clock, caplog):
-    caplog.set_level("INFO")
-    task = SimpleNamespace(latest_loss=torch.tensor(0.5))
-    trainer = SimpleNamespace(
-        current_epoch=0, max_epochs=2, max_steps=-1, num_training_batches=9, loggers=[],
-        progress_bar_metrics={"train/loss": 3.0, "val/top1": 7.0},
-    )  # fmt: skip
-    lines = ProgressLines(every=0.0)
-    lines.on_train_batch_end(trainer, task, None, None, 1)
-    lines.on_validation_end(trainer, task)
-    lines.on_train_epoch_end(trainer, task)
-    assert "step 2/9  train/loss 0.5" in caplog.text
-    assert "epoch 1/2  train/loss 0.5  val/top1 7" in caplog.text
-    shown = pace.PaceBar(pace.Pace()).get_metrics(trainer, task)
-    assert shown == {"train/loss": 0.5, "val/top1": 7.0}
-
-
-def test_long_evaluations_print_where_they_stand(clock, caplog):
-    caplog.set_level("INFO")
-    trainer = SimpleNamespace(num_val_batches=[3], num_test_batches=[3, 9])
-    lines, quiet = ProgressLines(every=0.0), ProgressLines()
-    for one in (lines, quiet):
-        one.on_validation_start(trainer, None)
-        one.on_validation_batch_end(trainer, None, None, None, 0)
-        one.on_test_start(trainer, None)
-        one.on_test_batch_end(trainer, None, None, None, 4, 1)
-    found = [record.message.partition("  (")[0] for record in caplog.records]
-    assert found == ["  validation batch 1/3", "  test batch 5/9"]
-
-
-def test_a_line_omits_figures_of_earlier_validations(clock, caplog):
-    """For example with trainer.check_val_every_n_epoch=2, since Lightning keeps old metrics."""
-    caplog.set_level("INFO")
-    task = SimpleNamespace(latest_loss=torch.tensor(0.5))
-    trainer = SimpleNamespace(
-        current_epoch=0, max_epochs=4, max_steps=-1, num_training_batches=9,
-        progress_bar_metrics={"train/loss": 3.0, "val/top1": 7.0, "val/loss": 1.0},
-    )  # fmt: skip
-    lines = ProgressLines()
-    lines.on_validation_end(trainer, task)  # the sanity check before training
-    lines.on_train_start(trainer, task)
-    for epoch, validates in enumerate((False, True, False, True)):
-        caplog.clear()
-        trainer.current_epoch = epoch
-        lines.on_train_epoch_start(trainer, task)
-        if validates:
-            lines.on_validation_end(trainer, task)
-        lines.on_train_epoch_end(trainer, task)
-        assert f"epoch {epoch + 1}/4  train/loss 0.5" in caplog.text
-        assert ("val/top1 7  val/loss 1" in caplog.text) == validates
-        assert ("val" in caplog.text) == validates
 
 
 def test_the_remaining_time_includes_validations(clock):
@@ -203,20 +118,6 @@ def test_the_length_of_a_run_is_logged(options, text):
     durations = {0.4: "0 s", 59.6: "1 min 0 s", 200: "3 min 20 s", 3600: "1 h 0 min",
                  7500: "2 h 5 min"}  # fmt: skip
     assert {seconds: pace.duration(seconds) for seconds in durations} == durations
-
-
-def test_both_are_shown(clock, caplog):
-    caplog.set_level("INFO")
-    measured = pace.Pace()
-    lines = ProgressLines(pace=measured)
-    trainer = train(measured, clock, [1.0, 1.0], steps=200)
-    trainer.current_epoch, trainer.max_epochs, trainer.progress_bar_metrics = 0, 2, {"loss": 1.0}
-    lines.on_train_epoch_end(trainer, None)
-    assert "epoch 1/2  loss 1  8 images/s, 3 min 18 s left  (" in caplog.text
-    bar = pace.PaceBar(measured)
-    trainer.loggers = []
-    shown = bar.get_metrics(trainer, nn.Linear(1, 1))
-    assert shown == {"loss": 1.0, "images/s": "8", "left": "3 min 18 s"}
 
 
 def test_a_summary_has_the_rate_that_was_used(tmp_path):

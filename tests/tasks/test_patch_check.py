@@ -2,12 +2,10 @@
 
 import copy
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from backbones import Backbone, Mixer, list_mixers, register_mixer
@@ -17,7 +15,6 @@ from heads.linear import LinearClassifier, LinearProbe
 from tasks.classification.patch_check import unseen_patches
 from tasks.classification.task import ClassificationTask
 from tasks.engine.checkpoints.exact_resume import random_state
-from tasks.engine.loops.compilation import compile_blocks
 from tests.families import build_short
 from tests.running.tiny import ADAMW, CONSTANT, train_on_digits
 
@@ -50,10 +47,6 @@ Detached = reading("Detached", lambda _, x, prefix: prefix + x.detach().mean((1,
 TopRows = reading("TopRows", lambda _, x, prefix: prefix + x[:, :1].mean((1, 2))[:, None])
 # Reads the maximum per channel: a few patches, which differ between images.
 Maximum = reading("Maximum", lambda _, x, prefix: prefix + x.amax((1, 2))[:, None, :])
-# Reads the image into the first of two tokens only.
-First = reading("First", lambda _, x, prefix: torch.cat(
-    [prefix[:, :1] + x.mean((1, 2))[:, None], prefix[:, 1:]], dim=1
-))  # fmt: skip
 
 
 class Gated(Linear):
@@ -156,10 +149,6 @@ def test_a_class_token_blind_to_the_image_is_found(deit, mixer, said):
 @pytest.mark.parametrize("size", [(64, 64), (70, 90)])
 def test_correct_mixers_pass(deit, mixer, size):
     assert unseen_patches(deit(mixer, size=size), size, LIKE) is None
-
-
-def test_each_token_of_a_distilled_network_must_see_the_image(deit):
-    assert "in all 16 patches" in unseen_patches(deit(First, distilled=True), (64, 64), LIKE)
 
 
 class Stub(Backbone):
@@ -301,24 +290,6 @@ def test_the_state_stays_unchanged(deit):
             assert (block.attn.cached, block.attn.seen, block.attn.table) == (None, [], {})
 
 
-def test_an_error_in_the_network_leaves_it_unchanged(deit):
-    network = deit(Restless).train()
-    network.blocks[1].attn.mix_joint = None
-    with pytest.raises(TypeError):
-        unseen_patches(network, (64, 64), LIKE)
-    assert network.training
-    assert network.blocks[0].attn.cached is None
-
-
-def test_compiled_blocks_run_eagerly_in_the_check(deit):
-    network = deit(LinearAttention)
-    compile_blocks(network, backend="eager")
-    calls = [block._compiled_call_impl for block in network.blocks]
-    assert unseen_patches(network, (64, 64), LIKE) is None
-    assert [block._compiled_call_impl for block in network.blocks] == calls
-    assert all(call.shapes == {} for call in calls)
-
-
 @pytest.fixture
 def train(sample_cache, tmp_path, deit, one_thread):
     """Train two epochs of two batches."""
@@ -349,16 +320,3 @@ def test_a_wrong_mixer_is_stopped_before_its_first_step(train, tmp_path, given):
     with pytest.raises(ValueError, match="its class token never sees the image"):
         train("run", Dead, **given)
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_sharded_weights_are_checked_before_they_are_sharded(deit):
-    task = ClassificationTask(
-        LinearClassifier(deit(Dead), 2), ["a", "b"], optimizer=ADAMW, schedule=CONSTANT
-    )
-    strategy = object.__new__(FSDPStrategy)
-    data = SimpleNamespace(image_size=64)
-    task._trainer = SimpleNamespace(strategy=strategy, precision="32-true", datamodule=data)
-    task.on_fit_start()  # too late for the check
-    with pytest.raises(ValueError, match="its class token never sees the image"):
-        task.setup("fit")
-    task.setup("test")

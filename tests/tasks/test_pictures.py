@@ -1,28 +1,19 @@
 """Pictures of predictions: their content and its position."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import nn
 
 from datamodules import ADE20KDataModule, CocoDataModule, ImageFolderDataModule, SampleSegmentation
 from datamodules.dense.toolkit_data import palette
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from tasks.classification import task as classification
-from tasks.classification.contact_sheet import (
-    CAPTION_COLOURS,
-    TRUTH_COLOUR,
-    Tile,
-    contact_sheet,
-)
 from tasks.classification.task import ClassificationTask
 from tasks.detection.instance_drawing import draw_instances
 from tasks.detection.task import DetectionTask
-from tasks.engine.drawing import overlap, shorten
-from tasks.segmentation.segment_drawing import draw_segments, inmost
+from tasks.segmentation.segment_drawing import draw_segments
 from tasks.segmentation.task import IGNORED, SegmentationTask
 from tests.runs import RECIPE
 
@@ -48,16 +39,6 @@ def drawn(monkeypatch):
     return tiles
 
 
-def test_pictures_without_a_label_are_neither_right_nor_wrong(drawn):
-    task = ClassificationTask(Guess(torch.eye(3)), "abc", **RECIPE)
-    batch = {"image": torch.zeros(3, 3, 8, 8), "label": torch.tensor([-1, 1, 0])}
-    task.preview(batch, ImageFolderDataModule())
-    share = torch.eye(3)[0].softmax(0)[0].item()
-    assert [tile[1::2] for tile in drawn] == [("a", None), ("b", True), ("c", False)]
-    assert [tile.truth for tile in drawn] == [None, None, "a"]
-    assert [tile.share for tile in drawn] == pytest.approx([share] * 3)
-
-
 @pytest.mark.parametrize("augmentation", [PaperAugmentation, LightAugmentation])
 def test_pictures_keep_the_colours_of_the_files(augmentation, drawn):
     data = ImageFolderDataModule(augmentation=augmentation(mean=[0.5, 0.4, 0.3], std=[0.5] * 3))
@@ -65,23 +46,6 @@ def test_pictures_keep_the_colours_of_the_files(augmentation, drawn):
     task = ClassificationTask(Guess(torch.eye(2)[:1]), "ab", **RECIPE)
     task.preview(data.normalise({"image": image[None], "label": torch.tensor([0])}), data)
     assert drawn[0][0].getpixel((4, 4)) == (10, 130, 250)
-
-
-def test_captions_have_a_colour_and_long_names_are_shortened_in_the_middle():
-    for right, colour in CAPTION_COLOURS.items():
-        sheet = contact_sheet([Tile(Image.new("RGB", (8, 8)), "HHHH", 0.5, right)])
-        found = {pixel for _, pixel in sheet.getcolors(1 << 16)}
-        assert found & set(CAPTION_COLOURS.values()) == {colour}
-    font = ImageFont.load_default(13)
-    assert shorten("tabby cat", 128, font) == "tabby cat"
-    short = shorten(LONG, 128, font)
-    assert font.getlength(short) <= 128 < font.getlength(short.replace("...", "....."))
-    head, tail = short.split("...")
-    assert LONG.startswith(head)
-    assert LONG.endswith(tail)
-    assert min(len(head), len(tail)) >= 6
-    assert shorten(LONG, 1, font) == "..."
-    assert len(shorten("a, " * 30_000, 128, font)) < 30  # in time that grows with the length
 
 
 def named(data, names):
@@ -168,88 +132,6 @@ def test_positions_of_boxes_masks_and_the_untinted_background():
     assert drawn.getpixel((10, 10)) == (0, 0, 0)
 
 
-LONG = "American Staffordshire terrier, Staffordshire terrier"
-
-
-def test_a_tile_shows_probability_and_truth_within_its_width():
-    grey = Image.new("RGB", (8, 8), (128, 128, 128))
-    sheet, other = (
-        np.array(contact_sheet([Tile(grey, LONG, share, False, LONG), Tile(grey, "a", 1.0, True)]))
-        for share in (0.87, 0.13)
-    )
-    # Two lines below the first tile.
-    for top, colour in ((6 + 128, CAPTION_COLOURS[False]), (6 + 128 + 17, TRUTH_COLOUR)):
-        assert (sheet[top : top + 17, 6 : 6 + 128] == colour).all(-1).any()
-    # The gap between tiles stays empty.
-    assert (sheet[6 + 128 : 6 + 128 + 34, 6 + 128 : 6 + 134] == 255).all()
-    assert not np.array_equal(other, sheet)
-
-
-def test_names_of_segments_stand_inside_their_largest_part():
-    ring = np.zeros((60, 80), bool)
-    ring[5:55, 5:75] = True
-    ring[15:45, 25:75] = False  # open to the right: the mean lies in the hole
-    ring[0, 79] = True  # and a part of one pixel
-    row, column, width = inmost(ring)
-    assert ring[row, column]
-    assert not ring[int(np.nonzero(ring)[0].mean()), int(np.nonzero(ring)[1].mean())]
-    assert column < 25
-    assert 5 <= row < 55
-    assert width in (20, 70)
-    assert inmost(np.ones((3, 9), bool))[2] == 9
-    labels = np.where(ring, 1, 0)
-    plain = draw_segments(
-        Image.new("RGB", (80, 60)), labels, ["photo", ""], PALETTE, background="photo"
-    )
-    named = draw_segments(Image.new("RGB", (80, 60)), labels, ["photo", "HHHHHHHHHHHHHHHHHHHHH"],
-                          PALETTE, background="photo")  # fmt: skip
-    changed = np.argwhere(np.array(named) != np.array(plain))
-    middle = changed[:, :2].mean(axis=0) / 4
-    assert ring[int(middle[0]), int(middle[1])]
-
-
-def test_captions_are_separate_and_within_the_picture():
-    boxes = [[0, 0, 60, 30], [1, 1, 61, 31], [70, 50, 79, 59]]
-    canvas = Image.new("RGB", (80, 60), "white")
-    drawn = np.array(draw_instances(canvas, boxes, [0, 1, 2], [LONG, LONG, LONG], PALETTE))
-    for label in range(3):
-        filled = (drawn == PALETTE[label]).all(-1)
-        rows = np.flatnonzero(filled.sum(axis=1) > 100)  # pixels of the caption's area
-        assert len(rows) >= 8, f"caption {label} is covered"
-
-
-@pytest.fixture
-def boxes_of_texts(monkeypatch):
-    """Record the boxes of drawn texts, which must be apart."""
-    noted, text = [], ImageDraw.ImageDraw.text
-
-    def draw(self, place, words, **options):
-        given = {key: options[key] for key in ("font", "anchor") if key in options}
-        noted.append(self.textbbox(place, words, **given))
-        text(self, place, words, **options)
-
-    monkeypatch.setattr(ImageDraw.ImageDraw, "text", draw)
-    yield noted
-    assert not any(overlap(a, b) for a, b in itertools.combinations(noted, 2))
-
-
-@pytest.mark.parametrize("count", [3, 12, 400])
-def test_captions_of_a_crowd_are_separate_or_left_out(count, boxes_of_texts):
-    boxes = [[100 + i % 3, 60 + i % 5, 140, 100] for i in range(count)]
-    draw_instances(Image.new("RGB", (320, 240)), boxes, [0] * count, ["cat 0.9"] * count, PALETTE)
-    assert min(count, 12) <= len(boxes_of_texts) <= count
-
-
-def test_names_of_small_parts_are_separate(boxes_of_texts):
-    rows, columns = np.indices((240, 320))
-    labels = (rows // 12 % 4) * 4 + columns // 8 % 4
-    labels[:100] = labels[160:] = 16
-    draw_segments(
-        Image.new("RGB", (320, 240)), labels, [f"class {i}" for i in range(17)], palette(17)
-    )
-    assert len(boxes_of_texts) > 3
-
-
 def test_only_the_surest_of_overlapping_detections_is_drawn():
     pytest.importorskip("mmdet")
     from mmengine.structures import InstanceData
@@ -262,10 +144,3 @@ def test_only_the_surest_of_overlapping_detections_is_drawn():
     )
     # The first overlaps the second, of another class; the last has a low score.
     assert _to_draw(found, 0.3).scores.tolist() == pytest.approx([0.9, 0.8])
-
-
-def test_colours_stay_distinct_and_bright():
-    colours = palette(40)
-    assert len(set(colours)) == 40
-    levels = [round(max(colour) / 255, 2) for colour in colours[-10:]]
-    assert levels == [0.95, 0.65] * 5

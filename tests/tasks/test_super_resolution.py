@@ -12,12 +12,9 @@ from PIL import Image
 from torchmetrics.image import PeakSignalNoiseRatio, StructuralSimilarityIndexMeasure
 
 from backbones import create_backbone
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import open_checkpoint
 from datamodules.super_resolution.imresize import imresize
 from datamodules.super_resolution.reading import ImagesToEnlarge, read_pixels
 from heads.super_resolution import SuperResolver
-from tasks.super_resolution.pictures import centre
 from tasks.super_resolution.png import write_png
 from tasks.super_resolution.quality import compared, luma, psnr, ssim
 from tasks.super_resolution.task import SuperResolutionTask
@@ -137,13 +134,6 @@ def test_transparent_edges_keep_their_colour():
     assert (enlarged[..., 3] < 255).any()
 
 
-def test_images_too_small_to_compare_are_an_error():
-    with pytest.raises(ValueError, match="need images of 19 pixels and more for a border of 4"):
-        compared(torch.rand(3, 18, 40), torch.rand(3, 18, 40), 4)
-    with pytest.raises(ValueError, match=r"enlarged image is \(3, 18, 40\), but"):
-        compared(torch.rand(3, 18, 40), torch.rand(3, 18, 41), 4)
-
-
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 def test_png_files_are_read_by_others(tmp_path, channels, kind):
@@ -176,28 +166,6 @@ def test_depth_alpha_and_grey_are_kept(channels, kind):
     opaque = (wanted[..., -1:] > 0.1 * np.iinfo(kind).max) | (channels in (1, 3))
     assert abs((enlarged - wanted) * opaque).max() <= (1 if kind is np.uint8 else 2)
     assert (enlarged == wanted).mean() > (0.98 if kind is np.uint8 else 0.4)
-
-
-def test_alpha_has_no_seams_between_stripes():
-    own = task(scale=2)
-    own.model.tile, own.model.backbone.radius = 24, 2
-    image = np.random.default_rng(0).integers(0, 256, (70, 30, 4), dtype=np.uint8)
-    batch = {key: value[None] for key, value in ImagesToEnlarge([image])[0].items()}
-    stripes = list(own._stripes(batch, 0))
-    assert len(stripes) > 2
-    wanted = premultiplied(image, 2)
-    opaque = wanted[..., 3:] > 25
-    assert abs((np.concatenate(stripes) - wanted) * opaque).max() <= 1
-
-
-def test_pictures_have_four_panels():
-    own = task("ffnet_sr_light", 2)
-    low, high = torch.rand(3, 90, 70), torch.rand(3, 180, 140)
-    (drawn,) = own.preview({"low": low[None], "high": high[None]}, None)
-    without = own.preview({"low": [low, low[:, :20]]}, None)
-    assert drawn.width == 4 * (240 + 6) + 6
-    assert [one.width for one in without] == [3 * (240 + 6) + 6] * 2
-    assert centre(low, 60).shape == (3, 60, 60)
 
 
 def test_released_files_load_and_other_scales_are_named(tmp_path):
@@ -238,15 +206,6 @@ def test_swinirs_files_load(tmp_path):
         torch.testing.assert_close(own.model(x), theirs(x), rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match=r"S_x2.pth enlarges 2 times; pass data.scale=2"):
         task("swinir_light", 3).load_weights(file)
-
-
-def test_a_network_of_another_scale_gives_its_body(tmp_path):
-    own = task("edsr_baseline", 2)
-    file = tmp_path / "x2.ckpt"
-    torch.save({"state_dict": {f"model.{k}": v for k, v in own.model.state_dict().items()}}, file)
-    backbone = shorten(create_backbone("edsr_baseline", fast=False))
-    adopt(backbone, open_checkpoint(file))
-    assert torch.equal(backbone.stem.weight, own.model.backbone.stem.weight)
 
 
 TINY = ("data.patches_per_image=2", "data.patch_size=16", "data.batch_size=4",

@@ -3,7 +3,6 @@
 import copy
 import math
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +15,6 @@ from tasks.classification.task import ClassificationTask
 from tasks.engine.callbacks.ema import WeightEMA
 from tasks.engine.classes import ClassesTask
 from tasks.engine.loops.batch_norm import share_statistics
-from tasks.engine.run_folder.predictions import OutputFiles
-from tasks.segmentation.task import SegmentationTask
 from tests.runs import RECIPE
 
 
@@ -182,12 +179,6 @@ def test_batches_and_rates_that_do_not_train_are_refused():
         task.training_step({"image": torch.zeros(1, 2)}, 0)
 
 
-@pytest.mark.parametrize("task", [ClassificationTask, SegmentationTask])
-def test_one_class_is_refused(task):
-    with pytest.raises(ValueError, match=r"least two classes, but .* have 1 \(cat\); add a class"):
-        task(nn.Linear(1, 1), ["cat"], **RECIPE)
-
-
 @pytest.mark.parametrize(("decay", "steps", "fitting"), [(0.99996, 18, "0.4444"),
                                                         (0.9999, 20_000, "0.9995")])  # fmt: skip
 def test_a_decay_too_slow_for_the_run_names_a_suitable_one(decay, steps, fitting):
@@ -197,26 +188,3 @@ def test_a_decay_too_slow_for_the_run_names_a_suitable_one(decay, steps, fitting
     for change in ({"decay": float(fitting)}, {"warmup": True}, {"report": "best"}):
         assert WeightEMA(**{"decay": decay, **change}).decay_warning(steps) is None
     assert WeightEMA(decay=decay).decay_warning(375_000) is None  # 300 epochs of ImageNet
-
-
-def test_the_data_of_a_plain_trainer_give_the_category_ids():
-    task = SegmentationTask(nn.Linear(1, 1), ["a", "b"], **RECIPE)
-    data = SimpleNamespace(with_predict_inputs=None, category_ids=(3, 7), other_orders={})
-    task.trainer = SimpleNamespace(precision="32-true", datamodule=data)
-    task.setup("predict")
-    assert (task.data, task.category_ids) == (data, (3, 7))
-
-
-def test_label_maps_of_files_with_equal_names_lie_in_sub_folders(tmp_path):
-    names = [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg", "b/3.jpg", "3.png")]
-    data = SimpleNamespace(metainfo={"palette": [[0, 0, 0], [9, 9, 9]]})
-    labels = np.zeros((2, 2), np.uint8)
-    described = [{"input": name, "labels": labels} for name in names]
-    task = SimpleNamespace(category_ids=(0, 1), describe=lambda *_: described)
-    files = OutputFiles(tmp_path / "run", names)
-    rows = SegmentationTask.describe_to(task, {}, data, files)
-    assert [row["labels"] for row in rows] == [
-        "labels/a/1.jpg.png", "labels/b/1.jpg.png", "labels/2.png", "labels/3.jpg.png",
-        "labels/3.png.png",
-    ]  # fmt: skip
-    assert all((tmp_path / "run" / row["labels"]).is_file() for row in rows)

@@ -1,12 +1,11 @@
 """Files are written atomically and never through a link."""
 
 import contextlib
-import os
 
 import pytest
 
 from tasks.engine.callbacks.loggers import CsvLog, read_rows
-from tasks.engine.run_folder.atomic_writes import is_own_file, make_folder, whole_file, write_whole
+from tasks.engine.run_folder.atomic_writes import make_folder, whole_file, write_whole
 from tasks.engine.run_folder.bounded_reading import DamagedFile
 
 
@@ -40,15 +39,6 @@ def test_links_are_replaced_and_not_followed(target, tmp_path):
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
-    (tmp_path / "a.txt").mkdir()
-    with pytest.raises(OSError, match=r"a\.txt could not be written \(Is a directory\)"):
-        write_whole(tmp_path / "a.txt", "text")
-    (tmp_path / "metrics.csv").mkdir()
-    with pytest.raises(DamagedFile, match=r"metrics\.csv cannot be read \(it is a folder"):
-        CsvLog(tmp_path / "metrics.csv").resume_at(2)
-
-
 def test_a_folder_is_made_unless_the_path_is_taken(tmp_path):
     assert make_folder(tmp_path / "a") == make_folder(tmp_path / "a")
     (tmp_path / "file").touch()
@@ -57,15 +47,6 @@ def test_a_folder_is_made_unless_the_path_is_taken(tmp_path):
         make_folder(tmp_path / "file")
     with pytest.raises(OSError, match="link is a link and is not followed; remove it"):
         make_folder(tmp_path / "link")
-
-
-def test_pipes_and_links_are_refused_as_files_of_a_run(tmp_path):
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to("file")
-    os.mkfifo(tmp_path / "pipe")
-    assert [is_own_file(tmp_path / name) for name in ("file", "link", "pipe", "absent")] == [
-        True, False, False, False,
-    ]  # fmt: skip
 
 
 def test_metrics_are_not_written_through_a_link(tmp_path, caplog):

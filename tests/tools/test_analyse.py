@@ -1,31 +1,21 @@
 """tools/analyse.py: from checkpoints to figures and tables, and its errors."""
 
 import csv
-import io
 import types
 
-import matplotlib
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from backbones import create_backbone
-from datamodules import ImageFolderDataModule
 from heads.linear import LinearClassifier
-from tasks.classification.family import FAMILY
 from tests.families import build_short
-from tests.numbered import write_folders
 from tests.tensors import tokens
 from tools import analyse
 from tools.analyses import analyses
-from tools.analyses import figures as figure_tools
 from tools.analyses.classification_errors import confused_pairs, confusion, reliability
 from tools.analyses.coco_errors import KINDS, precision_curves
-from tools.analyses.figures import draw_overlay, new_figure
-from tools.analyses.kinds import errors, relations
-from tools.analyses.subjects import Subject
-from tools.plotting import labels
+from tools.analyses.kinds import relations
 
 ENDINGS = {".csv", ".png", ".svg"}
 
@@ -33,31 +23,6 @@ ENDINGS = {".csv", ".png", ".svg"}
 def rows(path):
     with path.open() as file:
         return list(csv.DictReader(file))
-
-
-def test_figures_of_maps():
-    figure, ((axis,),) = new_figure(1, 1, 1.0, 1.0)
-    picture, heat = np.full((2, 3, 3), 0.6), np.arange(6.0).reshape(2, 3)
-    draw_overlay(axis, picture, heat, 5.0, share=0.25)
-    drawn = axis.images[0].get_array()
-    jet = matplotlib.colormaps["jet"](heat / 5)[..., :3]
-    assert np.allclose(drawn, 0.75 * picture + 0.25 * jet, atol=1e-6)
-    matplotlib.pyplot.close(figure)
-    map_ = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    drawn = figure_tools.resize_map(map_, (64, 96))
-    assert (drawn[:32, :48] == 0).all()
-    assert (drawn[32:, 48:] == 3).all()
-    assert len(np.unique(drawn)) == 4
-    smooth = figure_tools.resize_map(torch.rand(7, 7), (64, 64))
-    assert len(np.unique(smooth)) > 1000
-    assert figure_tools.resize_map(torch.ones(1, 1), (8, 8)).shape == (8, 8)
-    panels = {"a": [("one", np.eye(4)), ("two", -np.eye(4))], "b": [("one", np.ones((4, 4)))]}
-    figure = figure_tools.panel_grid({"net": panels, "other": panels})
-    assert len(figure.axes) == 2 * 4 + 2
-    first, second = figure.axes[-2:]
-    assert first.get_ylim() == (-1, 1)
-    assert second.get_ylim()[0] <= 1 <= second.get_ylim()[1]
-    matplotlib.pyplot.close(figure)
 
 
 @pytest.fixture
@@ -139,26 +104,6 @@ def test_class_maps_of_a_released_checkpoint(tmp_path, pictures, released):
     assert {row["class"] for row in found} == {"class 3"}
     assert {row["layer"] for row in found} == {"blocks.11.norm1"}
     assert all(0 <= float(row["probability"]) <= 1 for row in found)
-
-
-def test_empty_maps_have_no_peak(tmp_path, pictures, released, monkeypatch, capsys):
-    maps = torch.zeros(3, 4, 4)
-    maps[1, 2, 3] = 1
-    place = "backbones.analysis.class_activation.class_activation"
-    monkeypatch.setattr(place, lambda model, backbone, images, classes, **_: (maps, classes))
-    typed = [f"ckpt={released}", "backbone=deit_t", f"input={pictures}", "image_size=64"]
-    assert analyse.main(["cam", *typed, f"out={tmp_path / 'out'}"]) == 0
-    found = rows(tmp_path / "out" / "cam.csv")
-    assert [bool(row["peak_row"]) for row in found] == [False, True, False]
-    note = "does not support the class in 2 of 3 images; their maps are empty: 0.png, 2.png"
-    assert f"blocks.11.norm1 of deit {note}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["relations", "mappings"])
-def test_analyses_of_weights_run_without_images(name, tmp_path):
-    backbone = "gmlp_ti" if name == "relations" else "edgevit_xxs"
-    assert analyse.main([name, f"backbone={backbone}", f"out={tmp_path}"]) == 0
-    assert {path.suffix for path in tmp_path.iterdir()} == ENDINGS
 
 
 def test_relations_of_any_token():
@@ -262,46 +207,3 @@ def test_analyses_of_a_run(reported, tmp_path):
     keys = [row for row in rows(tmp_path / "coefficients" / "coefficients.csv") if row["top_keys"]]
     assert keys
     assert all(len(row["top_keys"].split()) == 5 for row in keys)
-
-
-def test_a_classifier_without_class_names_on_numbered_folders_warns(tmp_path):
-    data = ImageFolderDataModule(write_folders(tmp_path), image_size=64, num_workers=0)
-    subject = Subject("timm", create_backbone("deit_t", img_size=64), torch.nn.Identity(), FAMILY)
-    subject.data = data
-    with pytest.warns(UserWarning, match=r"timm lacks class names.*data\.class_order=nat"):
-        next(subject.batches(1))
-
-
-def confusions(classes, images):
-    """Return a subject, its confusion matrix and its calibration."""
-    torch.manual_seed(0)
-    labels, logits = torch.randint(0, classes, (images,)), torch.randn(images, classes)
-    logits[range(images), labels] += 2
-    shares = logits.softmax(1)
-    subject = types.SimpleNamespace(label="net", class_name=lambda label: f"class {label}")
-    return subject, confusion(shares.argmax(1), labels, classes), reliability(shares, labels)
-
-
-@pytest.mark.parametrize(("classes", "numbered"), [(3, True), (12, True), (12, False)])
-def test_a_confusion_matrix_has_numbers_names_and_a_scale(classes, numbered, monkeypatch):
-    monkeypatch.setattr(errors, "NUMBERED", classes if numbered else classes - 1)
-    subject, counts, calibration = confusions(classes, 2000)
-    figure = errors._draw([(subject, counts, calibration)])
-    matrix, _, scale = figure.axes
-    assert scale.get_ylabel() == "share of the right class's images"
-    numbers = [int(text.get_text()) for text in matrix.texts]
-    assert numbers == ([count for count in counts.flatten().tolist() if count] if numbered else [])
-    figure.draw_without_rendering()
-    assert not labels.texts_overlap(matrix.texts)
-    assert not labels.texts_overlap(matrix.get_yticklabels())
-    assert matrix.get_xticklabels()[0].get_text() == "class 0"
-    matplotlib.pyplot.close(figure)
-
-
-def test_the_confusion_file_is_complete():
-    subject, counts, _ = confusions(12, 300)
-    heading, *lines = csv.reader(io.StringIO(errors._table(subject, counts)))
-    assert heading == ["net: right class", *(f"class {label}" for label in range(12)), "images"]
-    assert [line[0] for line in lines] == heading[1:-1]
-    assert [[int(cell) for cell in line[1:-1]] for line in lines] == counts.tolist()
-    assert [int(line[-1]) for line in lines] == counts.sum(1).tolist()

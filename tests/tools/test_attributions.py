@@ -2,7 +2,6 @@
 
 import csv
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -78,32 +77,6 @@ def test_integrated_gradients_are_complete():
     assert differences.abs().min() > 0.01
     sums = attributions(model, x, classes, steps=200).sum((1, 2))
     torch.testing.assert_close(sums, differences, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("method", ["smoothgrad", "gradient_shap"])
-def test_noise_is_independent_of_the_batch_and_of_other_generators(method):
-    x, classes = images(8, 8, batch=3), torch.tensor([0, 1, 2])
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    found = attributions(Quadrants(), x, classes, method=method, steps=4)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]
-    torch.manual_seed(7)
-    np.random.seed(7)
-    for number in range(3):
-        one = slice(number, number + 1)
-        alone = attributions(Quadrants(), x[one], classes[one], method=method, steps=4)
-        assert torch.equal(alone[0], found[number])
-
-
-def test_attributions_reject_wrong_options(monkeypatch):
-    x, classes = images(8, 8), torch.tensor([0])
-    with pytest.raises(ValueError, match="salency is not one of integrated_gradients"):
-        attributions(Quadrants(), x, classes, method="salency")
-    with pytest.raises(ValueError, match=r"window=9 is larger than the images \(8x8\)"):
-        attributions(Quadrants(), x, classes, method="occlusion", window=9)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install .*'\.\[attributions\]'"):
-        attributions(Quadrants(), x, classes)
 
 
 def test_the_command(tmp_path, capsys):

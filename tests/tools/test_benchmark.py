@@ -1,26 +1,22 @@
 """Arguments and output of benchmark.py; no test depends on speed."""
 
 import csv
-import functools
 import io
 import json
-import time
 
 import pytest
 import torch
 from PIL import Image
 
-from backbones import create_backbone, list_backbones
+from backbones import create_backbone
 from tasks.engine.family import find_family
 from tools import benchmark
 from tools.bench import peak_memory as memory
 from tools.bench import roofline, timing, token_mixers, whole_networks
 from tools.bench import timed_networks as networks
-from tools.benchmark import COLUMNS
 
 TINY = ("batch=1", "rounds=2", "image_size=64", "keep_memory=false")
 RATIOS = ["batch", "ms", "ratio", "ratio_p10", "ratio_p90"]
-KEYS = ["backbone", "step", "image_size", *RATIOS, "paper_ratio", "peak_mb", "memory_ratio"]
 TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth", "exponent"]
 TOKEN_KEYS += ["peak_mb", "macs_m", "moved_mb", "roofline_ms", "over_roofline"]
 TINY_MAPS = ("rounds=2", "dim=8", "keep_memory=false")
@@ -58,27 +54,6 @@ def stub_networks(monkeypatch):
     return built
 
 
-@pytest.mark.slow
-def test_mixers_of_a_host_against_its_ffn(capsys):
-    records = records_of(capsys, "mixers", "host=deit_t", "mixer=glu,afbo", "train=true", *TINY)
-    assert [list(record) for record in records] == [KEYS] * 6
-    names = ["deit_t", "deit_t_glu", "deit_t_afbo"]
-    assert [record["backbone"] for record in records] == names * 2
-    assert [record["step"] for record in records] == ["forward"] * 3 + ["training"] * 3
-    for record in records:
-        assert record["batch"] == 1
-        assert record["ms"] > 0
-        assert 0 < record["ratio_p10"] <= record["ratio"] <= record["ratio_p90"]
-        assert record["memory_ratio"] > 0
-    assert records[0]["memory_ratio"] == records[3]["memory_ratio"] == 1
-    for forward, training in zip(records[:3], records[3:], strict=True):
-        assert training["peak_mb"] > forward["peak_mb"] > 0
-    # AFBO's Table 2: 13.2 ms against 11.4; its Table 1: GLU 12.9.
-    papers = [record["paper_ratio"] for record in records[:3]]
-    assert papers == [None, pytest.approx(12.9 / 11.4), pytest.approx(13.2 / 11.4)]
-    assert {record["paper_ratio"] for record in records[3:]} == {None}
-
-
 def test_a_network_has_a_ratio_with_itself(capsys):
     arguments = ("backbone=deit_t_glu backbone.mixer.act=gelu,deit_t_glu", "format=csv", *TINY)
     rows = list(csv.DictReader(io.StringIO(run_benchmark(capsys, "backbones", *arguments))))
@@ -101,37 +76,6 @@ def test_growth_is_time_per_pixel_over_the_first_size(capsys, tmp_path, stub_net
         ("swin_t", "128x128", 6000, pytest.approx(6 / 3 / 4)),
     ]  # fmt: skip
     assert Image.open(picture).size[0] > 1000
-
-
-class Widths(torch.nn.Module):
-    """Networks of one class that differ in width."""
-
-    def __init__(self, backbone, num_classes):
-        super().__init__()
-        self.linear = torch.nn.Linear(backbone, 2)
-
-    def forward(self, x):
-        return self.linear(x)
-
-
-def test_many_networks_of_one_class_are_all_compiled(monkeypatch):
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = functools.partial(torch.compile, backend=backend)
-    monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr("backbones.create_backbone", lambda width: width)
-    monkeypatch.setattr("heads.linear.LinearClassifier", Widths)
-    options = {"task": "classification", "compile": "true", "device": "cpu"}
-    with torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2):
-        models = [networks.build_network((width, {}), options) for width in (1, 2, 3, 4)]
-        for model in (*models, *models):
-            model(torch.ones(3, model.linear.in_features))
-    assert len(graphs) == 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -177,21 +121,6 @@ def test_memory_is_the_peak():
     assert memory.measure_peaks([step, step], [model], "cpu") == [peak, peak]
 
 
-def test_every_round_times_every_step_once_in_its_own_order():
-    calls = []
-    steps = [lambda name=name: calls.append(name) for name in "abcd"]
-    seconds = timing.interleave(steps, rounds=12, device="cpu")
-    assert [len(one) for one in seconds] == [12] * 4
-    calls = calls[timing.WARM_UP * 4 :]
-    rounds = ["".join(calls[start : start + 4]) for start in range(0, 48, 4)]
-    assert {"".join(sorted(one)) for one in rounds} == {"abcd"}
-    assert len(set(rounds)) > 4
-    assert {one[0] for one in rounds} == set("abcd")
-    seconds = timing.interleave([functools.partial(time.sleep, 0.02)], 2, "cpu", "process")
-    assert max(seconds[0]) < 0.01
-    assert min(timing.interleave([functools.partial(time.sleep, 0.02)], 2, "cpu")[0]) >= 0.02
-
-
 def test_ratios_and_costs_are_taken_round_by_round():
     seconds = [[1.0, 10.0, 2.0], [2.0, 20.0, 5.0]]
     runs = [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})]
@@ -216,16 +145,6 @@ def test_ratios_and_costs_are_taken_round_by_round():
     assert large["growth"] == 4
 
 
-@pytest.mark.slow
-def test_all_mixers_that_fit_are_timed_by_default(capsys, stub_networks):
-    table = run_benchmark(capsys, "mixers", "host=swin_t", *TINY).splitlines()
-    expected = ["swin_t", *list_backbones("swin_t_*")]
-    assert "swin_t_scheme_12" in expected
-    assert sorted(line.split()[0] for line in table[1:]) == sorted(expected)
-    assert len(stub_networks) == len(expected) + 1  # and the baseline
-    assert table[0].split() == " ".join(COLUMNS[key][0] for key in KEYS).split()
-
-
 def test_mixers_are_chosen_by_patterns_for_each_host(capsys, stub_networks):
     run_benchmark(capsys, "mixers", "host=deit_t,swin_t", "mixer=scheme_*,ffn", *TINY)
     swin = ["swin_t", "swin_t", "swin_t_scheme_12", "swin_t_scheme_44"]
@@ -245,14 +164,6 @@ def test_options_and_baseline_of_backbones(capsys, stub_networks):
     assert [record["batch"] for record in records] == [1, 1, 1, 2, 2, 2]
 
 
-def test_image_sizes_are_interleaved(capsys, stub_networks):
-    sizes = ("image_size=64,64x96", "batch=1,2", "rounds=2", "keep_memory=false")
-    records = records_of(capsys, "backbones", "backbone=deit_t", *sizes)
-    shown = [(record["image_size"], record["batch"]) for record in records]
-    assert shown == [("64x64", 1), ("64x64", 2), ("64x96", 1), ("64x96", 2)]
-    assert stub_networks == ["deit_t", "deit_t"]  # built once for all sizes
-
-
 # Table 1 writes G = 2 for today's default; Table 7 has other groups.
 @pytest.mark.parametrize(
     ("network", "ms"),
@@ -265,37 +176,6 @@ def test_image_sizes_are_interleaved(capsys, stub_networks):
 def test_papers_ratios_are_matched_by_what_differs_from_the_defaults(network, ms):
     found = networks.find_paper_ratio(network, (network[0][:6].rstrip("_"), {}))
     assert found == (ms and pytest.approx(ms / 11.4))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "built"),
-    [
-        (["compare=ffnet"], [name + form for name in ("ffnet_1", "ffnet_2")
-                             for form in ("", "", " backbone.fused=true")]),
-        (["compare=ffnet", "backbone=ffnet_3"],
-         ["ffnet_3", "ffnet_3", "ffnet_3 backbone.fused=true"]),
-        (["compare=posmlp"], ["posmlp_t backbone.token_mixer.name=ggqpe "
-                              "backbone.token_mixer.cache=false"] * 2 + ["posmlp_t"]),
-        (["compare=sbm", "backbone=sbm_s"],
-         ["sbm_s backbone.token_mixer.name=attention"] * 2 + ["sbm_s"]),
-    ],
-    ids=lambda value: value[0],
-)  # fmt: skip
-def test_ready_comparisons(capsys, stub_networks, arguments, built):
-    records = records_of(capsys, "backbones", *arguments, *TINY)
-    assert stub_networks == built
-    shown = [name for index, name in enumerate(built) if index % 3]
-    assert [record["backbone"] for record in records] == shown
-
-
-@pytest.mark.parametrize("name", ["ffnet", "posmlp", "sbm"])
-def test_forms_of_ready_comparisons(name):
-    (_, one, other), *_ = networks.select_comparison_runs(name, "")
-    with torch.device("meta"):
-        models = [create_backbone(network, **options) for network, options in (one, other)]
-    shapes = [{k: v.shape for k, v in model.state_dict().items()} for model in models]
-    # PosMLP's forms differ only in what is cached between passes, the others in their parameters.
-    assert (shapes[0] == shapes[1]) == (name == "posmlp")
 
 
 def test_token_mixers_over_maps(capsys):
@@ -354,59 +234,32 @@ NO_INTEGER = "backbones|backbone=deit_t_afbo backbone.mixer.g2="
     ("arguments", "message"),
     [("mixer", "the first argument must be one of mixers, backbones, tokens"),
      ("mixers|hosts=deit_t", "did you mean host=?"),
-     ("mixers|backbone=deit_t", "arguments are key=value, with the keys host, mixer, "),
      ("backbones|backbone=deit_t|host=deit_t", "with the keys backbone, baseline, "),
      ("mixers|host=deit_x", "no host called 'deit_x'; did you mean "),
-     ("mixers|host=deit_t_afbo", "no host called 'deit_t_afbo'"),
      ("mixers|mixer=afob", "no channel mixer called 'afob'; did you mean afbo"),
      ("mixers|host=deit_t|mixer=scheme_12", "scheme_12 does not serve deit_t, because"),
      ("backbones", "is missing: pass backbone=NAME,NAME or compare=ffnet|posmlp|sbm"),
-     ("backbones|compare=gmlp", "compare must be one of ffnet, posmlp, sbm; got 'gmlp'"),
-     ("backbones|compare=sbm|baseline=sbm_s", "compare= has its own baseline"),
      ("backbones|compare=ffnet|backbone=swin_t", "no option of swin_t called 'backbone.fused"),
      ("backbones|backbone=deit_t|image_size=224,", "image_size must be 224 or 800x1280"),
      ("tokens|host=deit_t", "with the keys mixer, baseline, dim, grid, "),
      ("tokens|mixer=sbmm", "did you mean sbm"), ("tokens|mixer=afbo", "afbo"),
      ("tokens|mixer=sbm backbone.token_mixer.rnk=3", "did you mean backbone.token_mixer.rank"),
-     ("tokens|mixer=sbm|backbone.mixer.g2=3", "no option of sbm called 'backbone.mixer.g2'"),
-     ("tokens|mixer=sbm|backbone.token_mixer.rank=0", "rank"),
-     ("tokens|mixer=sbm|baseline=x", "'x'"),
      ("tokens|grid=14,x", "several separated by commas; got 'x'"),
-     ("tokens|image_size=224", "cannot use 'image_size=224'"),
-     ("backbones|backbone=deit_t|baseline=swin", "no backbone called 'swin'"),
      ("backbones|backbone=deit_t mixer", "cannot use 'mixer'; arguments are key=value"),
-     ("backbones|backbone=deit_t foo=1", "no option of deit_t called 'foo'"),
-     ("backbones|backbone=deit_t_afbo mixer.g2=1", "did you mean backbone.mixer.g2"),
      ("backbones|backbone=deit_t_afbo|mixer.g2=1", "did you mean backbone.mixer.g2=1?"),
      (f"{NO_INTEGER}x", "mixer.g2=x is not a whole number"),
-     (f"{NO_INTEGER}[", "backbone.mixer.g2=[ is not a whole number"),
      ("backbones|backbone=deit_t|out=growth", "out must end in .png, .pdf, .svg; got 'growth'"),
      ("backbones|backbone=deit_t|out=no/g.png", "the folder no is missing; create it"),
      ("backbones|backbone=deit_t|out=g.png", "pass two or more: image_size=224,448"),
-     ("mixers|out=g.png", "cannot use 'out=g.png'"),
-     ("mixers|batch=0", "batch must be a whole number from 1 up; got '0'"),
      ("mixers|rounds=1", "rounds must be a whole number from 2 up; got '1'"),
-     ("mixers|threads=none", "threads must be a whole number from 1 up; got 'none'"),
      ("mixers|device=tpu", "device must be one of cpu, cuda; got 'tpu'"),
      ("tokens|cuda_graphs=true", "needs a GPU; pass device=cuda too"),
-     ("mixers|format=yaml", "format must be one of table, json, csv; got 'yaml'"),
      ("mixers|device=cuda", "device=cuda needs a GPU"),
-     ("data|task=transfer", "task must be one of classification, detection"),
      ("loop|task=detektion", "unknown task"), ("loop|roundz=3", "roundz")],
 )  # fmt: skip
 def test_wrong_arguments_end_with_one_line(capsys, arguments, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert message in error_line(capsys, *arguments.split("|"), "keep_memory=false")
-
-
-def test_keep_memory_is_applied_and_printed(capsys, monkeypatch, stub_networks):
-    asked = []
-    monkeypatch.setattr(timing, "keep_freed_memory", lambda: asked.append(True) or True)
-    for value, said in (("true", "freed memory kept"), ("false", "freed memory returned")):
-        typed = ["backbones", "backbone=deit_t", *TINY[:3], f"keep_memory={value}"]
-        assert benchmark.main(typed) == 0
-        assert said in capsys.readouterr().err
-    assert asked == [True]
 
 
 def test_words_and_clouds_are_timed_by_networks_that_read_them():

@@ -1,12 +1,10 @@
 """Steps of run.py against a plain loop on small networks: what is timed, not how long it takes."""
 
 import copy
-import json
 
 import pytest
 import torch
 
-from tools import benchmark
 from tools.bench import loop
 from tools.bench.timing import CLOCKS
 from tools.config.config_checks import resolve_config
@@ -17,18 +15,6 @@ from tools.runs.components import build_components
 pytestmark = pytest.mark.usefixtures("sample_cache")
 SMALL = ("data.image_size=64", "data.batch_size=2", "data.train_copies=1",
          "++data.digits_per_class=4")  # fmt: skip
-
-
-@pytest.mark.slow  # the test below checks the steps
-def test_both_loops_are_in_the_table(capsys):
-    typed = ["loop", "backbone=resnet18", "rounds=3", "format=json", "keep_memory=false", *SMALL]
-    assert benchmark.main(typed) == 0
-    bare, ours = json.loads(capsys.readouterr().out)
-    assert (bare["loop"], ours["loop"]) == ("bare", "run.py")
-    assert bare["ratio"] == 1
-    assert bare["added_ms"] == 0
-    assert ours["batch"] == 2
-    assert ours["ms"] > 0
 
 
 @pytest.mark.slow

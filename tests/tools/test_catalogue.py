@@ -1,28 +1,13 @@
 """The catalogue equals the registry, and notices changes at once."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 
 import pytest
 from omegaconf import OmegaConf
 
 from backbones import backbone_schema, list_backbones, list_hosts, list_mixers, mixer_options
 from backbones.registry import find_mixer, look_up, register_mixer, unfit_pairs
-from tests.runs import ROOT
 from tools.cli import catalogue
-
-MIXER = """
-from backbones import PointwiseMixer, register_mixer
-
-
-@register_mixer("unheard_of", kind="channel", source="A test.")
-class UnheardOf(PointwiseMixer):
-    def __init__(self, dim: int, *, width: int = 3) -> None:
-        super().__init__()
-"""
 
 UNKNOWN = ["swin_t_afb", "nothing_like_it", "deit_t_sbm", "swin_t_afbo_sbm", "resnet18_sbm"]
 
@@ -89,44 +74,3 @@ def test_a_damaged_cache_is_rebuilt(cache, content):
     catalogue.load_catalogue()
     assert cache.read_text() == whole
     assert [path.name for path in cache.parent.iterdir()] == [cache.name]
-
-
-def test_the_fingerprint_changes_with_every_file(tmp_path, monkeypatch):
-    package = tmp_path / "backbones"
-    package.mkdir()
-    monkeypatch.setattr(catalogue, "PACKAGE", package)
-    seen = [catalogue.fingerprint()]
-    file = package / "a.py"
-    for change in (
-        lambda: file.write_text("1"),
-        lambda: file.write_text("12"),
-        lambda: os.utime(file, ns=(1, 1)),
-        lambda: file.rename(package / "b.py"),
-        lambda: (package / "b.py").unlink() or (package / "c.py").touch(),
-    ):
-        change()
-        assert catalogue.fingerprint() not in seen
-        seen.append(catalogue.fingerprint())
-
-
-@pytest.mark.slow
-def test_a_new_file_is_seen_by_the_next_command(tmp_path):
-    """Removed files disappear as well."""
-    for folder in ("backbones", "configs", "tools", "tasks", "heads", "datamodules"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    environment = {**os.environ, "MIXERLAB_CACHE": str(tmp_path / "cache")}
-
-    def mixers():
-        command = [sys.executable, "tools/run.py", "--help", "mixer"]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        ).stdout
-
-    before = mixers()
-    assert "unheard_of" not in before
-    file = tmp_path / "backbones" / "mixers" / "unheard_of.py"
-    file.write_text(MIXER)
-    assert "unheard_of" in mixers()
-    assert "width=3" in mixers()
-    file.unlink()
-    assert mixers() == before

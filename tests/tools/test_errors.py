@@ -1,14 +1,7 @@
 """Messages for errors that the machine or another process causes."""
 
-import errno
-import os
-
 import pytest
-import torch
-from torch.multiprocessing import reductions
 
-from datamodules.files import load_rgb
-from datamodules.files.headers import read_header
 from tasks.engine.checkpoints.files import AtomicCheckpointIO
 from tools.cli.errors import one_line_errors
 from tools.runs.outcome import read_failure, recording_failure
@@ -32,14 +25,6 @@ def test_errors_of_libraries_become_one_sentence(text, capsys):
     assert SAID[text] in capsys.readouterr().err
 
 
-def test_open_files_of_workers_have_a_remedy(capsys):
-    error = RuntimeError("Too many open files. Communication with the workers is not possible")
-    error.__context__ = OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # as torch's loader does
-    with pytest.raises(SystemExit), one_line_errors():
-        raise error
-    assert "(ulimit -n), or pass data.num_workers=0" in capsys.readouterr().err
-
-
 def test_workers_and_disks_that_fail_are_reported(tmp_path, capsys):
     class Killed:
         def __reduce__(self):
@@ -55,27 +40,6 @@ def test_workers_and_disks_that_fail_are_reported(tmp_path, capsys):
     with pytest.raises(ValueError, match="is broken"), recording_failure(tmp_path):
         raise ValueError("/data/\udcff.jpg is broken")
     assert read_failure(tmp_path) == "/data/\\udcff.jpg is broken"
-
-
-@pytest.mark.parametrize("what", [ConnectionResetError, EOFError, FileNotFoundError])
-def test_a_worker_that_ends_during_a_batch_is_reported(what, capsys):
-    class Gone:
-        def detach(self):
-            raise what
-
-    with pytest.raises(SystemExit), one_line_errors():
-        reductions.rebuild_storage_fd(torch.UntypedStorage, Gone(), 4)
-    assert "lower data.num_workers" in capsys.readouterr().err
-    with pytest.raises(what), one_line_errors():  # of what else there is
-        Gone().detach()
-
-
-@pytest.mark.parametrize("read", [read_header, lambda path: load_rgb(path, upright=True)])
-def test_a_pipe_is_rejected_as_an_image(read, tmp_path):
-    """Opening a pipe would block forever."""
-    os.mkfifo(tmp_path / "a.jpg")
-    with pytest.raises(ValueError, match="it is a pipe, device or folder"):
-        read(tmp_path / "a.jpg")
 
 
 class FullDisk:

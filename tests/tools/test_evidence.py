@@ -7,10 +7,8 @@ import torch
 
 from backbones.analysis.class_activation import class_activation
 from tests.families import short
-from tests.runs import arguments, completed
 from tests.tensors import images, tokens
-from tools import analyse
-from tools.analyses.evidence import _detector_evidence, _segmentor_evidence
+from tools.analyses.evidence import _segmentor_evidence
 
 INSIDE = [(6, 8), (4, 5)]  # the second image is padded
 
@@ -90,56 +88,3 @@ def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
         ours = torch.nn.functional.interpolate(ours[:, None].float(), x.shape[2:], mode="bilinear")
         assert (ours[:, 0] - theirs).abs().mean() < 0.02
     assert max(seen) > 0
-
-
-@pytest.mark.parametrize("name", ["retinanet", pytest.param("mask_rcnn", marks=pytest.mark.slow)])
-def test_the_evidence_of_a_detector_is_the_sum_of_its_boxes_scores(name):
-    """Also where MMDetection detaches the scores from the maps."""
-    pytest.importorskip("mmdet")
-    from heads.toolkits.detectors import build_detector
-
-    torch.manual_seed(0)
-    backbone = short("resnet18", dense=True)
-    options = {"num_proposals": 20} if name == "mask_rcnn" else {}
-    model = build_detector(backbone, 4, name=name, **options).model.eval().requires_grad_(False)
-    test = model.roi_head.test_cfg if name == "mask_rcnn" else model.bbox_head.test_cfg
-    test.score_thr = 0.0
-    x = images(64, 96, batch=2).float()
-    sizes = [(64, 96), (48, 64)]
-    scores, counts = _detector_evidence(model, x, sizes, 4)
-    assert counts.sum(1).min() > 0
-    assert scores.min() >= 0
-    assert (scores <= counts).all()
-    backwards = _detector_evidence(model, x.flip(0), sizes[::-1], 4)[0].flip(0)
-    torch.testing.assert_close(scores, backwards, rtol=1e-3, atol=1e-4)
-
-    def evidence(pictures):
-        return _detector_evidence(model, pictures, sizes, 4)[0]
-
-    assert class_activation(evidence, backbone, x, scores.argmax(1))[0].isfinite().all()
-    raw = x.clone().requires_grad_()
-    (slopes,) = torch.autograd.grad(_detector_evidence(model, raw, sizes, 4)[0][0].max(), raw)
-    assert slopes[0].any()
-    assert not slopes[1].any()
-    if name == "retinanet":
-        assert "predict_by_feat" not in vars(model.bbox_head)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["segmentation", "detection"])
-def test_class_maps_of_a_dense_run(task, tmp_path, capsys):
-    pytest.importorskip("mmdet")
-    ended = completed(arguments(task, tmp_path, backbone="edgevit_xxs"), capsys)
-    run = f"ckpt={ended.folder()}"
-    assert analyse.main(["cam", run, "images=2", f"out={tmp_path / 'out'}"]) == 0
-    printed = capsys.readouterr().out
-    assert ("of the pixels" if task == "segmentation" else "boxes") in printed
-    assert (tmp_path / "out" / "cam.png").stat().st_size > 10_000
-    assert analyse.main(["cam", run, "class=label"]) == 2
-    assert "have several classes" in capsys.readouterr().err
-    status = analyse.main(["landscape", run, "points=2", "iterations=1", "images=2"])
-    if task == "detection":
-        assert status == 2
-        assert "matches boxes" in capsys.readouterr().err
-    else:
-        assert status == 0

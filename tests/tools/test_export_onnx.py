@@ -42,37 +42,6 @@ def check_sizes(name, sizes):
             assert "any batch, any height and width from 64" in line
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["deit_t_afbo", "resnet18", "posmlp_t"])
-def test_onnx_models_run_in_onnxruntime(name, tmp_path):
-    """The exporter compares several sizes and batches; this is another one."""
-    sizes = export_small(name, "onnx", tmp_path, what="maps")
-    check_sizes(name, sizes)
-    session = onnxruntime.InferenceSession(tmp_path / "maps.onnx")
-    (given,) = session.get_inputs()
-    assert given.name == "images"
-    strides = [info.stride for info in create_backbone(name).feature_info]
-    assert [one.name for one in session.get_outputs()] == [f"map_{stride}" for stride in strides]
-    fixed = name.startswith(FIXED)
-    assert given.shape == ["batch", 3, *((64, 96) if fixed else ("height", "width"))]
-    images = torch.randn(4, 3, *((64, 96) if fixed else (90, 110)))
-    backbone = small_request(name, "onnx", tmp_path).create_backbone(dense=False)
-    with torch.no_grad():
-        expected = backbone(images)
-    for found, wanted in zip(session.run(None, {"images": images.numpy()}), expected, strict=True):
-        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_programs_are_re_parameterised():
-    network = shorten(create_backbone("ffnet_1"))
-    folded = tracing.inference_form(network)
-    count = [sum(isinstance(m, nn.BatchNorm2d) for m in n.modules()) for n in (network, folded)]
-    assert count[0] > 10
-    assert count[1] == 1  # the classifier's own norm follows no convolution
-    assert network.training
-    assert not folded.training
-
-
 def test_parts_equal_those_of_the_checkpoint(tmp_path, capsys):
     network = LinearClassifier(shorten(create_backbone("deit_t")), 5)
     state = {k: v for k, v in network.state_dict().items() if not k.startswith("classifier")}
@@ -137,11 +106,6 @@ def count(images):
     return images * sum(1 for _ in range(int(images.shape[2]) // 7))
 
 
-def eigenvalues(images):
-    """Apply an operator that ONNX lacks."""
-    return torch.linalg.eigvals(images[:, :, :64, :64]).abs()
-
-
 def test_code_that_branches_is_named_and_code_that_counts_fixes_the_size(tmp_path):
     request = small_request("deit_t", "torch_export", tmp_path)
     network = nn.Sequential(nn.Conv2d(3, 3, 1), Asking()).eval()
@@ -160,15 +124,6 @@ def test_a_graph_takes_images_from_64_pixels_or_the_exported_size(size, least):
     graph = tracing.Graph(None, tuple(tracing.AXES.values()), "", tracing.least_side(request))
     assert (1, least, least) in graph.sizes(size)
     assert tracing.Graph(None, (), "").least == 64
-
-
-@pytest.mark.slow
-def test_an_operator_without_onnx_form_is_named(tmp_path):
-    request = small_request("deit_t", "onnx", tmp_path)
-    graph = tracing.trace(nn.Sequential(nn.Identity(), Function(eigenvalues)), request)
-    onnx = importlib.import_module("tools.exports.onnx_model")
-    with pytest.raises(ValueError, match=r"deit_t cannot be written as ONNX: .*aten\.linalg_"):
-        onnx._write(request, graph, tmp_path / "odd.onnx", ["values"], {})
 
 
 def test_a_missing_package_is_named_with_what_to_type(monkeypatch):
@@ -212,11 +167,6 @@ def test_errors_of_the_machine_are_one_sentence(error, failing, tmp_path, capsys
     assert record["note"].count(error.args[-1]) == 2
 
 
-def test_a_bug_in_one_pair_leaves_the_others_in_the_table(failing):
-    failing(ZeroDivisionError("division by zero"))
-    assert export.export_error("deit_t", "timm", (64, 64)) == "ZeroDivisionError: division by zero"
-
-
 def in_turn(names):
     return list(zip(names, cycle(("onnx", "torch_export")), strict=False))
 
@@ -251,22 +201,6 @@ def test_forms_for_onnx_serve_any_size(name, tmp_path):
     exporter("onnx")(mixer_request(name, "onnx", tmp_path, size=(112, 160)))
     text = (tmp_path / "README.md").read_text()
     assert ("any height and width" in text) == FORMS[name]
-
-
-def test_long_steps_print_progress(tmp_path, capsys, monkeypatch):
-    def exporting(request):
-        request.report("recording")
-        print("what a package says")
-        path = request.folder / "model"
-        path.touch()
-        return [path]
-
-    monkeypatch.setattr(export, "exporter", lambda to: exporting)
-    typed = ["backbone=deit_t", "to=onnx", f"out={tmp_path / 'out'}"]
-    assert export.main(typed) == 0
-    out, err = capsys.readouterr()
-    assert out.splitlines() == [str(tmp_path / "out" / "model")]
-    assert err.split() == ["0.0", "s", "recording"]
 
 
 @pytest.mark.slow

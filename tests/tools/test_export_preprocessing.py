@@ -19,7 +19,7 @@ from tasks.engine.normalisation import expected_preprocessing, take_preprocessin
 from tests.runs import composed, write_run
 from tests.small_export import AUGMENTATIONS, run_config
 from tools import export
-from tools.exports.preprocessing import Preprocessing, read_preprocessing
+from tools.exports.preprocessing import read_preprocessing
 
 
 @pytest.fixture(params=AUGMENTATIONS)
@@ -65,23 +65,6 @@ def test_timm_and_mmpretrain_prepare_images_as_the_run_did(run):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("squash", [False, True])
-def test_mmpretrain_resizes_as_the_run_did(squash):
-    pytest.importorskip("mmpretrain")
-    from tools.exports.mm_configs import dataset_config
-
-    prepared = Preprocessing(48, 0.75, squash, "bilinear", (0.5,) * 3, (0.2,) * 3)
-    config = dataset_config("mmpretrain", None, prepared=prepared)
-    steps = config["test_dataloader"]["dataset"]["pipeline"]
-    resize = next(step for step in steps if step["type"].startswith("Resize"))
-    given = {"backend": "pillow", "interpolation": "bilinear"}
-    if squash:
-        assert resize == {"type": "Resize", "scale": (64, 64), **given}
-    else:
-        assert resize == {"type": "ResizeEdge", "edge": "short", "scale": 64, **given}
-    assert next(step for step in steps if step["type"] == "CenterCrop")["crop_size"] == 48
-
-
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
     """A network of timm with mean and deviation 0.5, and a file of its weights."""
@@ -110,23 +93,6 @@ def test_training_takes_what_the_weights_expect(task, paper, other):
         getattr(data.augmentation, "crop_pct", None),
     )
     assert shown == (("bilinear", 0.95) if paper else (None, None))
-
-
-@pytest.mark.parametrize(
-    "task", [pytest.param("detection", marks=pytest.mark.slow), "segmentation"]
-)
-def test_dense_heads_take_what_the_weights_expect(task, other):
-    pytest.importorskip({"detection": "mmdet", "segmentation": "mmseg"}[task])
-    config, _ = taken(task, *other)
-    backbone = create_backbone("timm", model="test_resnet", img_size=64, dense=True)
-    processor = build(
-        config.head, "head", backbone=backbone, num_classes=11
-    ).model.data_preprocessor
-    assert processor.mean.flatten().tolist() == processor.std.flatten().tolist() == [127.5] * 3
-    typed = "+head.model.data_preprocessor.mean=[1,2,3]"
-    assert taken(task, *other, typed)[0].head["model"]["data_preprocessor"] == {
-        "mean": [1, 2, 3], "std": [127.5] * 3
-    }  # fmt: skip
 
 
 def test_typed_values_come_before_the_checkpoints_and_these_before_timms(other, tmp_path):

@@ -1,7 +1,6 @@
 """Backbones as models of timm, and the folders that ``to=timm`` writes."""
 
 import json
-import pickle
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import pytest
 import timm
 import torch
 from timm.data import create_dataset, resolve_model_data_config
-from timm.data.readers.class_map import load_class_map
 from timm.optim import create_optimizer_v2
 
 import backbones.timm_models
@@ -17,7 +15,7 @@ import tasks
 from backbones import create_backbone, list_backbones, register_mixer
 from backbones.mixers.ffn import FFN
 from backbones.registry import look_up
-from backbones.timm_models import TimmModel, around, timm_name
+from backbones.timm_models import TimmModel, timm_name
 from heads.linear import LinearClassifier
 from tests.families import drawn, rest_slow
 from tests.numbered import (
@@ -25,12 +23,10 @@ from tests.numbered import (
     TEXT,
     classifier,
     prepared,
-    save_foreign,
     save_ours,
     write_folders,
 )
 from tools import export
-from tools.exports.class_lists import write_class_map
 
 SMALL = "deit_t_afbo"
 
@@ -123,18 +119,6 @@ def test_features_are_the_maps(images, name):
     assert all(not list(backbone.get_submodule(part).parameters()) for part in unused)
 
 
-@torch.no_grad()
-def test_some_features_and_intermediates(images):
-    net = timm.create_model(SMALL, features_only=True, dense=True, out_indices=(1, -1)).eval()
-    assert [tuple(x.shape) for x in net(images)] == [(2, 256, 8, 12), (2, 256, 2, 3)]
-    assert net.feature_info.reduction() == [8, 32]
-    model = timm.create_model("mixerlab_poolformer_s12", num_classes=10).eval()
-    features, maps = model.forward_intermediates(images, indices=2)
-    assert torch.equal(model.forward_head(features), model(images))
-    only = model.forward_intermediates(images, indices=[2, 3], intermediates_only=True)
-    torch.testing.assert_close(only, maps, rtol=0, atol=0)
-
-
 def test_the_input_and_the_decay_of_weights_and_layers():
     with torch.device("meta"):
         model = timm.create_model(SMALL, num_classes=10)
@@ -151,14 +135,6 @@ def test_the_input_and_the_decay_of_weights_and_layers():
     assert head["lr_scale"] == 1.0
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_weights_of_a_plain_host_may_surround_a_new_mixer(tmp_path):
-    plain = checkpoint(tmp_path / "plain.pth", "deit_t").backbone
-    around = from_file(tmp_path / "plain.pth")
-    assert torch.equal(around.backbone.pos_embed, plain.pos_embed)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", rest_slow((SMALL, "lvt_r1"), ["lvt_r1"]))  # of one or two layers
 def test_a_classifier_is_taken_or_left_as_a_whole(name, images, tmp_path):
@@ -168,27 +144,6 @@ def test_a_classifier_is_taken_or_left_as_a_whole(name, images, tmp_path):
         assert model(images).shape == (2, classes or network.backbone.num_features)
         assert torch.equal(model.backbone.embed(images), network.backbone.embed(images))
         assert classes != 10 or torch.equal(model(images), network(images))
-
-
-class Payload:
-    def __reduce__(self):
-        return print, ("code ran",)
-
-
-def test_weights_that_do_not_fit_or_run_code_are_rejected(tmp_path, capsys):
-    checkpoint(tmp_path / "last.ckpt", "deit_t_glu")
-    torch.save({"epoch": 3}, tmp_path / "empty.pth")
-    (tmp_path / "evil.pth").write_bytes(pickle.dumps({"state_dict": Payload()}))
-    for name, file, said in (
-        ("deit_s_glu", "last.ckpt", r"last.ckpt does not fit deit_s_glu.*\d+ keys differ"),
-        ("deit_t_glu", "empty.pth", r"empty.pth does not fit deit_t_glu.*\(missing cls_token"),
-        ("deit_t_glu", "evil.pth", "weights_only"),
-    ):
-        with pytest.raises((ValueError, RuntimeError), match=said):
-            from_file(tmp_path / file, name)
-    assert "code ran" not in capsys.readouterr().out
-    with pytest.raises(ValueError, match="no pretrained weights of deit_t_glu exist for timm; pa"):
-        timm.create_model("deit_t_glu", pretrained=True)
 
 
 @pytest.mark.parametrize(
@@ -204,33 +159,6 @@ def test_weights_that_do_not_fit_or_run_code_are_rejected(tmp_path, capsys):
 def test_impossible_options_are_rejected(options, message):
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         timm.create_model(SMALL, **options)
-
-
-def test_unsupported_requests_are_rejected(images):
-    with torch.device("meta"):
-        model = timm.create_model(SMALL)
-        with pytest.raises(ValueError, match="has its own pooling, got global_pool='avg'"):
-            model.reset_classifier(10, "avg")
-        dense = timm.create_model(SMALL, dense=True)
-    with pytest.raises(ValueError, match=r"output_fmt='NCHW', .* got output_fmt='NHWC'"):
-        model.forward_intermediates(images, output_fmt="NHWC")
-    with pytest.raises(ValueError, match="norm=True if it was built with dense=True"):
-        model.forward_intermediates(images, norm=True)
-    with pytest.raises(ValueError, match="build it with dense=False"):
-        dense.reset_classifier(10)
-
-
-@torch.no_grad()
-def test_a_resnets_pooling_is_exported(images):
-    """A run stores ``global_pool``, which is also an argument of timm's models."""
-    chosen = {"global_pool": "max", "num_classes": 4}
-    model = around(create_backbone("resnet18", global_pool="max"), chosen).eval()
-    again = timm.create_model("mixerlab_resnet18", **chosen).eval()
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(model(images), again(images))
-    assert torch.equal(again.backbone.embed(images), again.backbone(images)[-1].amax((2, 3)))
-    with pytest.raises(ValueError, match="has its own pooling, got global_pool='avg'"):
-        again.reset_classifier(4, "avg")
 
 
 @torch.no_grad()
@@ -269,28 +197,6 @@ def test_a_model_of_timm_leaves_as_timm_s_own(model, tmp_path):
 
 
 @pytest.mark.slow
-@torch.no_grad()
-def test_a_folder_of_a_backbone_for_dense_prediction(images, tmp_path):
-    backbone = create_backbone(SMALL, dense=True, mixer={"g2": 6}).eval()
-    state = {f"backbone.{key}": value for key, value in backbone.state_dict().items()}
-    torch.save({"state_dict": state | {"roi_head.weight": torch.ones(1)}}, tmp_path / "det.pth")
-    out = run_export(tmp_path, "det.pth", "backbone.mixer.g2=6", "image_size=64x96")
-    found = tuple(opened(out, features_only=True)(images))
-    torch.testing.assert_close(found, tuple(backbone(images)), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("to", ["timm", "torch_export", "mmdet"])
-def test_weights_of_another_model_and_without_the_mixers_are_rejected(to, tmp_path, capsys):
-    lacking = "lacks the weights of the mixers of deit_t_afbo (blocks.0.mlp, "
-    for name, said in (("deit_s", "keys differ"), ("deit_t", lacking)):
-        checkpoint(tmp_path / f"{name}.pth", name)
-        assert not run_export(tmp_path, f"{name}.pth", to=to, status=2).exists()
-        assert said in capsys.readouterr().err
-    with pytest.raises(ValueError, match="lacks the weights of the mixers"):
-        LinearClassifier.from_pretrained(SMALL, tmp_path / "deit_t.pth")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", drawn(0))
 @torch.no_grad()
 def test_every_host_and_mixer_keep_their_outputs_in_timm(name, images):
@@ -305,15 +211,6 @@ def test_every_host_and_mixer_keep_their_outputs_in_timm(name, images):
     net.model.load_state_dict({k: v for k, v in network.state_dict().items() if k in kept})
     expected = tuple(network.backbone(images))
     torch.testing.assert_close(tuple(net(images)), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_labels_of_a_checkpoint_of_ours_go_along(tmp_path):
-    checkpoint(tmp_path / "last.ckpt", num_classes=3, img_size=64)
-    content, names = torch.load(tmp_path / "last.ckpt"), ["ant", "bee", "cat"]
-    torch.save(content | {"class_names": names}, tmp_path / "last.ckpt")
-    out = run_export(tmp_path, "last.ckpt", "backbone.img_size=64", "image_size=64")
-    assert json.loads((out / "config.json").read_text())["label_names"] == names
-    assert list(opened(out).pretrained_cfg["label_names"]) == names
 
 
 @torch.no_grad()
@@ -334,16 +231,6 @@ def test_numbered_folders_score_in_timm(tmp_path):
 
     assert top1() == pytest.approx(100 / 12)
     assert top1(class_map=str(out / "class_map.txt")) == 100
-
-
-def test_class_maps_hold_all_names_or_are_left_out(tmp_path):
-    names = (" ant", "bee\nwasp", "cat")
-    (file,) = write_class_map(tmp_path, names)
-    assert load_class_map(str(file)) == {" ant": 0, "bee\nwasp": 1, "cat": 2}
-    save_foreign(LinearClassifier(create_backbone(SMALL, img_size=64), 3), tmp_path / "timm.pth")
-    out = run_export(tmp_path, "timm.pth", "backbone.img_size=64", "image_size=64")
-    assert "does not name its classes" in (out / "README.md").read_text()
-    assert not list(out.glob("class_map*"))
 
 
 def test_a_loaded_task_exports_itself_from_any_folder(trained, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """README and infer.py of an export's folder, which run without our packages."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -13,13 +12,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from backbones import create_backbone
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from datamodules.loading.pixels import scale_bytes
-from tests.runs import composed
 from tests.small_export import AUGMENTATIONS, run_config, small_request
-from tools import export
-from tools.exports import networks, preprocessing, usage
+from tools.exports import preprocessing, usage
 from tools.exports.preprocessing import describe_preprocessing
 from tools.exports.tracing import AXES, Graph
 
@@ -89,38 +85,6 @@ def test_infer_needs_onnxruntime_and_pillow_and_prepares_images_as_the_run(kind,
     assert run_infer(tmp_path, image) == expected
 
 
-@pytest.mark.parametrize(
-    ("target", "outputs", "fixed", "named"),
-    [("onnx", ["logits"], False, True), ("onnx", ["map_4", "map_8"], True, False),
-     ("torch_export", ["logits"], True, False), ("torch_export", ["map_4", "map_8"], False, True)],
-)  # fmt: skip
-def test_every_script_is_short_python(target, outputs, fixed, named, tmp_path):
-    request = small_request("resnet18", target, tmp_path)
-    prepared = describe_preprocessing(None, None, request.image_size, fixed=fixed)
-    free = ("batch",) if fixed else tuple(AXES.values())
-    graph = usage.Described("a.onnx", Graph(None, free, "" if free else "x"), outputs, prepared)
-    files = usage.write_usage(request, [graph], ["cat", "dog"] if named else [])
-    script = (tmp_path / "infer.py").read_text()
-    ast.parse(script)
-    assert len([line for line in script.splitlines() if line]) <= 15
-    assert {path.name for path in files} == {path.name for path in tmp_path.iterdir()}
-    readme = (tmp_path / "README.md").read_text()
-    assert all(name in readme for name in outputs)
-    assert "does not record its own" in readme
-
-
-def test_what_selects_graphs_and_network_is_its_older_name(capsys):
-    for settings, part in (
-        ({}, "all"), ({"what": "both", "network": "all"}, "all"),
-        ({"what": "maps"}, "maps"), ({"network": "maps"}, "maps"),
-    ):  # fmt: skip
-        assert networks._requested_part(settings) == part
-    with pytest.raises(ValueError, match="what=both and network=maps contradict"):
-        networks._requested_part({"what": "both", "network": "maps"})
-    assert export.main(["backbone=deit_t", "to=onnx", "what=map"]) == 2
-    assert "what must be one of both, classifier, maps, dense" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("turns", "channels"), [(True, "RGB"), (False, "BGR")])
 def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channels, monkeypatch):
     mean = torch.tensor([[[103.53]], [[116.28]], [[123.675]]])
@@ -138,21 +102,6 @@ def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channe
     script = usage._script(usage.FORMATS["onnx"], described, ())
     assert ("[..., ::-1]" in script) == (channels == "BGR")
     assert "exif_transpose" in script
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("task", "head"), [("detection", "retinanet"), ("segmentation", None)])
-def test_preprocessing_of_dense_runs_equals_that_of_the_toolkits_model(task, head):
-    pytest.importorskip("mmdet")
-    config = composed(f"task={task}", "backbone=resnet18", *([f"head={head}"] if head else []))
-    backbone = create_backbone("resnet18", dense=True)
-    free = describe_preprocessing(config, backbone, (64, 96), fixed=False)
-    assert (free["mean"], free["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-    assert (free["channels"], free["upright"], free["size"]) == ("RGB", True, None)
-    scale = config.data["scale"]
-    assert set(free["resize"].values()) == set(scale if isinstance(scale, list) else [scale])
-    fixed = describe_preprocessing(config, backbone, (64, 96), fixed=True)
-    assert fixed["resize"] == {"height": 64, "width": 96}
 
 
 @pytest.mark.parametrize(("fixed", "side"), [(True, 96), (False, 64)])

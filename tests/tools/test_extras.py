@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,15 +14,13 @@ from lightning.pytorch import Callback
 
 from tasks.engine.callbacks.loggers import LEAST_SPACE, TensorBoardLog, read_rows
 from tasks.engine.callbacks.monitors import GradientNorm
-from tasks.engine.callbacks.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
+from tasks.engine.callbacks.profiling import Unprofiled
 from tests.runs import (
     arguments,
     command,
     composed,
     refused,
-    run_here,
     start,
-    summary,
     wait_for,
     write_run,
 )  # fmt: skip
@@ -107,47 +104,6 @@ def test_wrong_profilers_and_loggers_are_one_sentence(tmp_path, monkeypatch):
             loggers.make_loggers(given, tmp_path, {})
 
 
-def test_a_profile_is_kept_whole_and_its_top_printed(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    lines = [f"line {number}" for number in range(SHOWN_LINES + 5)]
-    show(tmp_path, "\n".join(lines))
-    assert (tmp_path / PROFILE).read_text().splitlines() == lines
-    assert lines[SHOWN_LINES - 1] in caplog.text
-    assert lines[SHOWN_LINES] not in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("sample_cache")
-def test_a_run_with_everything(tmp_path, capsys, caplog):
-    caplog.set_level(logging.INFO)
-    typed = arguments("classification", tmp_path, "callbacks.top_k=2", "logger=csv",
-                      "callbacks.gradient_norm=2", "callbacks.learning_rate=true",
-                      "callbacks.early_stopping.patience=1", "trainer.profiler=simple",
-                      "callbacks.early_stopping.min_delta=100", "callbacks.device=true",
-                      "trainer.log_every_n_steps=1", epochs=5)  # fmt: skip
-    ended = run_here(typed, capsys)
-    assert (ended.status, ended.err) == (0, "")
-    folder = ended.folder()
-    assert "Stopped early after epoch 2: val/top1 was best at" in caplog.text
-    assert "run_training_batch" in (folder / "profile.txt").read_text()
-    assert "run_training_batch" in caplog.text
-    assert "run_test_evaluation" not in caplog.text
-    assert not (folder / "tensorboard").exists()
-    names = sorted(path.name for path in (folder / "checkpoints").glob("top_*"))
-    shown = [re.sub(r"[\d.]+ckpt", "", name) for name in names]
-    assert shown == ["top_epoch_000_step_2_top1_", "top_epoch_001_step_4_top1_"]
-    rows = read_rows(folder / "metrics.csv")
-    norms = {row["step"]: row.get("train/gradient_norm", 0) for row in rows}
-    assert [step for step, norm in norms.items() if norm > 0] == [0, 2, 4, 6, 8]
-    columns = {key for row in rows for key in row}
-    assert any(key.startswith("lr-AdamW") for key in columns)
-    assert any("cpu_percent" in key for key in columns)
-    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
-    (state,) = (value for key, value in saved.items() if key.startswith("StopEarly"))
-    assert state["wait_count"] == 1, "the last checkpoint does not know of the last validation"
-    assert summary(folder)["metrics"]["top1"] >= 0
-
-
 def test_the_norm_equals_that_of_all_gradients():
     model, logged = torch.nn.Linear(3, 2), []
     model(torch.ones(1, 3)).sum().backward()
@@ -157,19 +113,6 @@ def test_the_norm_equals_that_of_all_gradients():
     GradientNorm(1).on_before_optimizer_step(trainer, model, optimizer)
     # 6 weights and 2 biases, each with a gradient of 1
     assert logged == [({"train/gradient_norm": pytest.approx(8**0.5)}, 4)]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("sample_cache")
-def test_torch_profile_shows_operators_of_training(tmp_path, capsys, caplog):
-    caplog.set_level(logging.INFO)
-    typed = arguments("classification", tmp_path, "trainer.profiler=pytorch", "logger=csv")
-    folder = run_here(typed, capsys).folder()
-    table = (folder / "profile.txt").read_text()
-    assert "aten::addmm" in table
-    assert "backward" in table
-    assert "aten::addmm" in caplog.text
-    assert (folder / "trace.json").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("name", loggers.MAKERS)
@@ -185,16 +128,6 @@ def test_a_read_only_store_is_refused_before_data_are_read(name, tmp_path, capsy
     )
 
 
-@pytest.mark.parametrize(
-    ("address", "path"),
-    [("sqlite:////a/b.db", "/a/b.db"), ("sqlite:///b.db", "b.db"), ("sqlite:///:memory:", None),
-     ("/a/mlruns", "/a/mlruns"), ("mlruns", "mlruns"), ("file:///a/mlruns", "/a/mlruns"),
-     ("http://a:5000", None), ("postgresql://a/b", None), ("databricks://a", None)],
-)  # fmt: skip
-def test_stores_of_mlflow_on_this_machine(address, path):
-    assert loggers._local_path(address) == (path and Path(path))
-
-
 def test_a_full_disk_drops_a_log(tmp_path, caplog, monkeypatch):
     free = SimpleNamespace(free=LEAST_SPACE - 1)
     monkeypatch.setattr("tasks.engine.callbacks.loggers.shutil.disk_usage", lambda _: free)
@@ -208,59 +141,6 @@ def test_a_full_disk_drops_a_log(tmp_path, caplog, monkeypatch):
         assert caplog.text.count("No space left on device") == 1
         assert "training continues" in caplog.text
     assert not list(tmp_path.iterdir())
-
-
-def test_a_failing_log_is_dropped_and_training_continues(caplog):
-    caplog.set_level(logging.INFO)
-
-    def no_server():
-        raise ConnectionError("no answer")
-
-    log = loggers.RemoteLog("wandb", no_server)
-    for step in range(3):
-        log.log_metrics({"x": 1.0}, step)
-    log.close("success")
-    assert caplog.text.count("stopped, training continues: no answer") == 1
-
-
-def log_twice(folder, name, **options):
-    """Log a run and its resumed continuation as a run does."""
-    config = composed("backbone=deit_t")
-    for steps in ((0, 1), (1, 2)):
-        (log,) = loggers.make_loggers({name: options}, folder, config)
-        with loggers.closing_loggers([log]):
-            log.resume_at(steps[0])
-            for step in steps:
-                log.log_metrics({"train/loss": 1.0 + step, "epoch": 0}, step)
-            assert not log._failed
-
-
-@pytest.mark.slow
-def test_wandb_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)  # online mode, but without a server
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    log_twice(tmp_path, "wandb", project="p", tags=["x"])
-    runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
-    own = (tmp_path / "wandb_run.txt").read_text().strip()
-    assert {name.rpartition("-")[2] for name in runs} == {own}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "file store", "sqlite:///{}/some.db"])
-def test_mlflow_offline(address, tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    address = address.format(tmp_path).replace("file store", f"{tmp_path}/runs")
-    log_twice(tmp_path, "mlflow", tracking_uri=address)
-    from mlflow import MlflowClient
-
-    store, run = (tmp_path / "mlflow_run.txt").read_text().split()
-    client = MlflowClient(store)
-    assert {point.step for point in client.get_metric_history(run, "train/loss")} == {0, 1, 2}
-    assert client.get_run(run).data.params["backbone.name"] == "deit_t"
-    assert client.get_run(run).info.status == "FINISHED"
 
 
 def tensorboard_points(folder):

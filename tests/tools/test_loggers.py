@@ -8,7 +8,6 @@ import time
 import pytest
 
 from tasks.engine.callbacks.loggers import CsvLog, read_rows
-from tools.runs.logger_setup import mlflow, wandb
 
 
 def test_metrics_of_one_step_share_a_row(tmp_path):
@@ -126,30 +125,3 @@ def test_a_kill_leaves_a_readable_file(tmp_path):
         assert rows[:-1] == complete[:-1]
         assert rows == complete or rows[-1] == {k: complete[-1][k] for k in ("step", "train/loss")}
     assert len(rows) > 5
-
-
-@pytest.mark.parametrize(
-    "damage", [b"2,1", b"2,1\n", b"x,1,2\n", b",,\n", b"\xff\x00\n", b"1,2,3,4\n"]
-)
-def test_lines_that_are_no_rows_are_left_out(damage, tmp_path):
-    (tmp_path / "metrics.csv").write_bytes(b"step,a,b\n0,0.5,\n1,,7\n" + damage)
-    assert read_rows(tmp_path / "metrics.csv") == [{"step": 0, "a": 0.5}, {"step": 1, "b": 7}]
-    (tmp_path / "metrics.csv").write_bytes(damage)
-    assert read_rows(tmp_path / "metrics.csv") == []
-
-
-@pytest.mark.slow  # both packages take seconds to import
-@pytest.mark.parametrize(
-    ("make", "name"), [(wandb, "wandb"), (mlflow, "mlflow.db")], ids=["wandb", "mlflow"]
-)
-def test_links_in_a_run_folder_are_not_followed(make, name, tmp_path, caplog):
-    pytest.importorskip(make.__name__)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "run" / name).symlink_to(tmp_path / "foreign")
-    caplog.set_level("INFO")
-    log = make(tmp_path / "run", {"backbone": {"name": "deit_t"}})
-    log.log_metrics({"loss": 1.0}, 0)
-    log.close("success")
-    assert f"{name} is a link and is not followed" in caplog.text
-    assert not list((tmp_path / "foreign").iterdir())

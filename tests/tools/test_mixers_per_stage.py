@@ -1,18 +1,14 @@
 """Lists of mixers and equal sizes as users type them: run.py, complexity.py, export.py."""
 
-import json
-
 import pytest
 import yaml
 
 from backbones.analysis.counting import count_parameters
-from backbones.options import mixer_label
 from tests.errors import refuses
 from tests.families import meta_backbone
-from tests.runs import arguments, completed, composed, same, weights
-from tools import complexity
+from tests.runs import completed, composed
 from tools.cli.network_names import config_network_name
-from tools.cli.typed_network import network_label, read_network
+from tools.cli.typed_network import read_network
 from tools.config.overrides import read_command
 
 HYBRID = "backbone.token_mixer=[ffnified,ffnified,ffnified,attention]"
@@ -48,18 +44,6 @@ def test_run_py_takes_lists():
 )
 def test_lists_decide_about_class_tokens(typed, expected):
     assert backbone_of(*typed)["class_token"] is expected
-
-
-def test_complexity_counts_lists(capsys):
-    typed = ["backbone=ffnet_1", HYBRID, "format=json"]
-    assert complexity.main(typed) == 0
-    hybrid = json.loads(capsys.readouterr().out)[0]
-    assert complexity.main(["backbone=ffnet_1", "format=json"]) == 0
-    plain = json.loads(capsys.readouterr().out)[0]
-    assert hybrid["params"] != plain["params"]
-    network = read_network("ffnet_1", [HYBRID])
-    assert network_label(network) == f"ffnet_1 {HYBRID}"
-    assert mixer_label(network[1]["token_mixer"]) == "3xffnified-attention"
 
 
 def test_match_is_solved_and_printed(capsys):
@@ -119,19 +103,3 @@ def test_a_run_keeps_its_lists_and_solved_widths(tmp_path, capsys, sample_cache)
                        capsys)  # fmt: skip
     again = yaml.safe_load((tested.folder() / "config.yaml").read_text())["backbone"]
     assert again["token_mixer"] == ["pooling", "identity", "identity", None]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("sample_cache")
-def test_a_run_of_lists_resumes_to_the_bit(tmp_path, capsys, one_thread):
-    channel = "backbone.mixer=[afbo,null,{name: glu, hidden_ratio: 2},iffn]"
-    token = "backbone.token_mixer=[fnet,pooling,null,random]"
-    typed = [channel, token, "schedule.name=constant"]
-    whole = arguments("classification", tmp_path / "whole", *typed, backbone="swin_t", epochs=2)
-    first = arguments("classification", tmp_path / "part", *typed, backbone="swin_t", epochs=1)
-    expected = weights(completed(whole, capsys).folder())
-    folder = completed(first, capsys).folder()
-    assert not same(weights(folder), expected)
-    more = ["resume=true", f"ckpt={folder}", "trainer.max_epochs=2"]
-    completed([*first, *more], capsys)
-    assert same(weights(folder), expected)

@@ -1,11 +1,8 @@
-"""The HTML page of a run: its content, and its display in a browser without network."""
+"""The HTML page of a run: well-formed, self-contained, with what the run holds."""
 
 import csv
-import html
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -15,34 +12,6 @@ from PIL import Image
 from tasks.engine.family import find_family
 from tools import analyse
 from tools.analyses import Analysis, Findings, analyses, page
-from tools.analyses.elements import MOST_ROWS, table
-
-# Any Chromium.
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-NO_NETWORK = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-)  # fmt: skip
-WATCH = "<script>const faults = []; onerror = (words) => { faults.push(words) }</script>"
-# Message to the frame's parent after loading: the visible content.
-SAY = """<script>addEventListener("load", () => {
-  const pictures = [...document.images], root = document.documentElement;
-  const others = performance.getEntriesByType("resource").map((one) => one.name);
-  parent.postMessage(JSON.stringify({
-    decoded: pictures.filter((one) => one.complete && one.naturalWidth > 0).length,
-    failed: pictures.filter((one) => !(one.complete && one.naturalWidth > 0)).length,
-    others: others.filter((name) => !name.startsWith("data:")),
-    faults, window: innerWidth, document: root.scrollWidth,
-  }), "*");
-})</script></body>"""
-# A window has a minimum width, but a frame in it has not.
-WIDTHS = (420, 1280)
-FRAME = '<iframe src="watched.html" width="{}" height="800" style="border:0"></iframe>'
-OUTER = """<!doctype html><body><pre id="seen"></pre><script>addEventListener("message", (one) => {
-  document.getElementById("seen").textContent += one.data + "\\n" })</script>"""
 
 
 class Page(HTMLParser):
@@ -85,33 +54,6 @@ def parse_page(text):
     assert inside == found.anchors
     assert not re.search(r"@import|url\(|<script|<link|<iframe", text)
     return found
-
-
-def render_page(path, folder):
-    """Return the content that a browser without network shows, in frames of given widths."""
-    if BROWSER is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
-    text = path.read_text().replace("<head>", f"<head>{WATCH}", 1).replace("</body>", SAY, 1)
-    (folder / "watched.html").write_text(text)
-    outer = folder / "outer.html"
-    outer.write_text(OUTER + "".join(map(FRAME.format, WIDTHS)) + "</body>")
-    typed = [
-        BROWSER, *NO_NETWORK, f"--user-data-dir={folder / 'profile'}", "--window-size=1400,900",
-        "--virtual-time-budget=5000", "--dump-dom", outer.as_uri(),
-    ]  # fmt: skip
-    ended = subprocess.run(typed, capture_output=True, text=True, timeout=120)
-    said = re.search(r'<pre id="seen">(.*?)</pre>', ended.stdout, re.DOTALL)
-    assert said, ended.stderr[-2000:]
-    seen = [json.loads(line) for line in html.unescape(said[1]).split("\n") if line]
-    assert sorted(one["window"] for one in seen) == sorted(WIDTHS)
-    return seen
-
-
-def check_shown(path, folder, pictures):
-    for seen in render_page(path, folder):
-        assert (seen["decoded"], seen["failed"]) == (pictures, 0)
-        assert (seen["faults"], seen["others"]) == ([], [])
-        assert seen["document"] <= seen["window"]
 
 
 def wide_analysis(subjects, options):
@@ -200,37 +142,6 @@ def test_content_of_the_page_of_a_finished_and_an_unfinished_run(written):
     parse_page(text)
 
 
-def test_long_tables_are_folded_and_cut():
-    columns = {"a": ("a", "{}")}
-    assert "<details" not in table([{"a": 1}] * 3, columns)
-    long = table([{"a": 1}] * (MOST_ROWS + 1), columns)
-    assert f"Table of {MOST_ROWS + 1} rows" in long
-    assert "1 more row left out" in long
-    assert long.count("<tr>") == MOST_ROWS + 1
-    assert table([], columns) == ""
-
-
-def test_a_browser_without_network_shows_the_page(written, tmp_path):
-    path = tmp_path / "report.html"
-    path.write_text(read_page(written))
-    check_shown(path, tmp_path, pictures=5)
-
-
-def test_a_browser_reports_a_broken_page(written, tmp_path):
-    """The check above detects broken images, errors, references and overflow."""
-    path = tmp_path / "report.html"
-    broken = (
-        '<img src="data:image/png;base64,AAAA"><img src="https://example.org/x.png">'
-        '<p style="width:900px">wide</p><script>nothing_of_this_name()</script></body>'
-    )
-    path.write_text(read_page(written).replace("</body>", broken))
-    seen = min(render_page(path, tmp_path), key=lambda one: one["window"])
-    assert (seen["decoded"], seen["failed"]) == (5, 2)
-    assert seen["others"] == ["https://example.org/x.png"]
-    assert "nothing_of_this_name" in seen["faults"][0]
-    assert seen["document"] > seen["window"]
-
-
 @pytest.mark.slow
 def test_the_page_of_a_real_run(reported, tmp_path):
     """Written at the end of a training, and again by the command."""
@@ -243,7 +154,6 @@ def test_the_page_of_a_real_run(reported, tmp_path):
     assert "deit_t lacks a matrix over tokens" in text
     pictures = sum(one.startswith("data:") for one in found.references)
     assert pictures > 10
-    check_shown(reported / "report.html", tmp_path, pictures)
     out = tmp_path / "again"
     assert analyse.main(["report", f"ckpt={reported}", "only=entropy", f"out={out}"]) == 0
     assert "Feature entropy" in (out / "report.html").read_text()

@@ -8,12 +8,10 @@ import yaml
 
 from tasks.engine.run_folder.bounded_reading import (
     DamagedFile,
-    read_csv,
     read_json,
-    read_text,
     read_yaml,
 )
-from tasks.engine.run_folder.schemas import read_classes, read_rows, read_run_config, read_summary
+from tasks.engine.run_folder.schemas import read_run_config, read_summary
 from tools.comparing.run_records import read_run
 from tools.runs.report import _valid_json
 
@@ -110,29 +108,6 @@ def test_a_config_or_summary_of_other_types_is_named(kind, folder):
         assert reason.startswith(f"{name} is damaged: "), (path, value)
         with pytest.raises(DamagedFile, match=rf"{name} is damaged: "):
             read(folder / name)
-
-
-@pytest.mark.parametrize(
-    "text", ["class,IoU\na\n", "class,IoU\na,b\n", "class,IoU\na," + "1" * 140_000 + "x\n"]
-)
-def test_classes_of_other_cells_are_named_or_left_out(text, tmp_path):
-    (tmp_path / "classes.csv").write_text(text)
-    if "1" in text:
-        assert read_classes(tmp_path / "classes.csv") == []
-        return
-    with pytest.raises(DamagedFile, match=r"classes\.csv is damaged"):
-        read_classes(tmp_path / "classes.csv")
-
-
-def test_endless_cells_and_unreadable_texts(tmp_path):
-    (tmp_path / "metrics.csv").write_text("step,loss\n1,2\n2," + "9" * 140_000 + "\n3,4\n")
-    assert read_rows(tmp_path / "metrics.csv") == [{"step": 1, "loss": 2}, {"step": 3, "loss": 4}]
-    assert list(read_csv(tmp_path / "metrics.csv"))[2] == []
-    with pytest.raises(FileNotFoundError):
-        read_text(tmp_path / "none")
-    (tmp_path / "a").write_bytes(b"ab\xff")
-    with pytest.raises(DamagedFile, match="byte 2 is not UTF-8"):
-        read_text(tmp_path / "a")
 
 
 def test_a_summary_is_valid_json_and_null_is_nan(folder):

@@ -7,7 +7,6 @@ import time
 
 import pytest
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tasks.engine.optimisation import automatic
 from tasks.engine.run_folder.run_config import RunConfig
@@ -62,14 +61,6 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_folders_of_a_sweep_name_the_swept_values(tmp_path):
-    swept = ["seed=1", "optimizer.lr=1e-4", "+data.classes=[a,b c]"]
-    folder = run_folder.new_run_folder(tmp_path, "fit", swept)
-    assert folder.name.endswith("_seed-1_optimizer.lr-1e-4_data.classes-a-b-c")
-    parsed = OverridesParser.create().parse_overrides([f"ckpt={folder}"])
-    assert parsed[0].value() == str(folder)
-
-
 def find(config, **options):
     return run_folder.find_run_to_resume(RunConfig(**config), **options)
 
@@ -108,14 +99,6 @@ class TestResume:
         assert find({**config, "resume": True}) == own
         assert find({**config, "seed": 1}, sweep=True) == other
 
-    def test_a_folder_named_without_the_token_mixer_is_found(self, config, run):
-        named = {**config, "backbone": {"name": "deit_t", "token_mixer": "sbm"}}
-        old = run(backbone=named["backbone"])
-        old = old.parent.rename(old.parent.with_name("deit_t")) / old.name
-        assert run_folder._parent(RunConfig(**named)).name == "deit_t+sbm"
-        assert find(named) == old
-        refused(r"deit_t\+sbm has no run to resume", named, seed=5)
-
     def test_loading_logging_and_length_may_change(self, config, run):
         own = run()
         now = {**config, "trainer": {"max_epochs": 20}, "checkpoint_every": 1,
@@ -135,22 +118,6 @@ class TestResume:
         own = run()
         for ckpt in (None, str(own), str(own / "checkpoints" / "last.ckpt")):
             refused(r"other settings .seed: 0 then, 5 now", config, seed=5, ckpt=ckpt)
-
-    def test_early_stopping_is_named_by_what_was_typed(self, config, run):
-        stops = {"early_stopping": {"patience": 3, "mode": None, "metric": None}}
-        own = run(callbacks=stops, task_name="classification")
-        now = {**config, "task_name": "classification"}
-        now["callbacks"] = {"early_stopping": stops["early_stopping"] | {"patience": None}}
-        differ = run_folder.differences(own, RunConfig(**now))
-        assert differ == ["callbacks.early_stopping.patience: 3 then, None now"]
-
-    def test_a_compiled_run_resumes_uncompiled(self, config, run, caplog):
-        own = run(trainer={"compile": True, "accelerator": "cpu"})
-        now = {**config, "trainer": {"compile": False, "accelerator": "cpu"}}
-        assert find(now) == own
-        caplog.set_level("INFO")
-        run_folder.log_rounding(own, RunConfig(**now))
-        assert "trainer.compile=False, before True: the run continues from the" in caplog.text
 
     def test_a_new_option_at_its_default_counts_as_equal(self, config, run):
         data = {"_target_": "datamodules.dense.coco.CocoDataModule", "root": "r", "batch_size": 8}
@@ -188,26 +155,6 @@ class TestResume:
         resumed = RunConfig(**now)
         automatic.reuse_choices(resumed, own)
         assert (resumed.data, resumed.head) == (data, head)
-
-    @pytest.mark.parametrize(("epochs", "warmup"), [("auto", 5.0), (100, 5.0), (2, "auto")])
-    def test_a_chosen_warm_up_follows_a_new_length(self, config, run, epochs, warmup):
-        reasons = {"schedule.warmup": "0.05 of 100 epochs", "trainer.max_epochs": "9 images"}
-        then = {"schedule": {"warmup": 5.0}, "trainer": {"max_epochs": 100, "max_steps": -1},
-                "optimizer": {}, "automatic": reasons}  # fmt: skip
-        own = run(**then, overrides=[])
-        now = {**config, "schedule": {"warmup": "auto"}, "optimizer": {},
-               "data": {**config["data"], "batch_size": 8},
-               "trainer": {"max_epochs": epochs, "max_steps": -1}}  # fmt: skip
-        resumed = RunConfig(**now)
-        automatic.reuse_choices(resumed, own)
-        assert resumed.schedule == {"warmup": warmup}
-
-    @pytest.mark.parametrize(
-        "typed", ["optimizer.lr=1e-3", "+optimizer={lr: 1e-3}", "recipe=deit", "experiment=x"]
-    )
-    def test_a_typed_value_is_not_automatic(self, config, run, typed):
-        run(optimizer={"lr": 1e-3}, overrides=["data=folder", typed])
-        refused(r"optimizer\.lr: 0\.001 then, auto now", config, optimizer={"lr": "auto"})
 
     def test_initial_weights_and_teachers_may_have_moved(self, config, run, tmp_path):
         there, other = tmp_path / "there.ckpt", str(tmp_path / "other.ckpt")
@@ -287,21 +234,6 @@ class TestLock:
         old = time.time() - 2 * run_lock.SILENCE
         os.utime(tmp_path / run_lock.LOCK, (old, old))
         run_lock.refuse_if_held(tmp_path)
-
-    def test_the_owner_refreshes_its_lock(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(run_lock, "HEARTBEAT", 0.01)
-        with run_lock.acquire(tmp_path):
-            path = tmp_path / run_lock.LOCK
-            os.utime(path, (1, 1))
-            until = time.monotonic() + 60
-            while path.stat().st_mtime < 2:
-                assert time.monotonic() < until
-                time.sleep(0.01)
-
-    def test_a_truncated_lock_is_respected(self, tmp_path):
-        (tmp_path / run_lock.LOCK).write_text('{"host": "x')
-        with pytest.raises(ValueError, match="an unknown process"):
-            run_lock.refuse_if_held(tmp_path)
 
     def test_other_processes_and_evaluations_acquire_none(self, tmp_path, monkeypatch):
         with run_lock.acquire(tmp_path, "test"):

@@ -89,21 +89,6 @@ def test_a_search_continues(searched):
     assert "has a search with other settings" in err
 
 
-def test_an_interrupted_trial_is_run_again(searched, monkeypatch):
-    go, ran = searched
-    answered = search._run_trial
-
-    def interrupted(overrides, log):
-        answered(overrides, log)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(search, "_run_trial", interrupted)
-        assert go("optimizer.lr=interval(1e-4,0.1,log)", "trials=1")[0] == 130
-    assert go("optimizer.lr=interval(1e-4,0.1,log)", "trials=1")[0] == 0
-    assert [one["optimizer.lr"] for one in ran] == [ran[0]["optimizer.lr"]] * 2
-
-
 def test_wrong_names_are_rejected_before_any_run(searched):
     go, ran = searched
     assert "adamw has no option" in go("optimizer.lrr=interval(0.1,1)")[2]

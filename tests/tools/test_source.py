@@ -66,28 +66,6 @@ def test_changes_are_kept_as_a_diff_that_can_be_applied(checkout, tmp_path):
     assert file.read_text() == "two = 2\n"
 
 
-def test_large_and_special_files_are_only_named(checkout, tmp_path, caplog):
-    (checkout / "backbones" / "large.py").write_bytes(b"#" * (2**20 + 1))
-    (checkout / "backbones" / "link.py").symlink_to("/etc/passwd")
-    with caplog.at_level("INFO"):
-        keep_source(tmp_path, read_source(checkout), checkout)
-    assert not (tmp_path / "source").exists()
-    assert "backbones/large.py is untracked" in caplog.text
-    assert "backbones/link.py is untracked" in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["no git", "no checkout", "foreign"])
-def test_other_folders_have_no_commit(checkout, tmp_path, monkeypatch, kind):
-    """For example an installed package, even inside another repository."""
-    if kind == "no git":
-        monkeypatch.setenv("PATH", "")
-    elif kind == "no checkout":
-        checkout = tmp_path
-    else:
-        subprocess.run(["git", "rm", "-q", "--cached", "-r", "backbones"], cwd=checkout, check=True)
-    assert read_source(checkout) == Source(None)
-
-
 @pytest.mark.parametrize(
     "backbone",
     [{"name": "deit_t_mine"}, {"name": "deit_t", "token_mixer": "mine"},

@@ -9,7 +9,7 @@ from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
 from heads.super_resolution import SuperResolver
 from tests.families import rest_slow
-from tools import analyse, benchmark, complexity, export, run
+from tools import benchmark, complexity, export, run
 from tools.papers.published import load_rows
 
 ROWS = load_rows("ffnet", "super_resolution")
@@ -39,15 +39,6 @@ def test_hosts_of_images_are_not_timed(capsys):
     assert "task must be one of classification" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_whole_networks_are_timed(capsys):
-    typed = ["backbones", "task=super_resolution", "backbone=ffnet_sr_light,ffnet_sr", "batch=1"]
-    assert benchmark.main([*typed, "image_size=32", "rounds=2", "format=json"]) == 0
-    light, full = json.loads(capsys.readouterr().out)
-    assert light["image_size"] == "32x32"
-    assert full["paper_ratio"] == pytest.approx(13.7 / 10.1)
-
-
 TINY = ("task=super_resolution", "backbone=edsr_baseline", "trainer=cpu", "logger=csv",
         "data.patches_per_image=1", "data.patch_size=8", "data.batch_size=4", "data.scale=2",
         "trainer.max_epochs=1", "schedule.warmup=0")  # fmt: skip
@@ -71,23 +62,3 @@ def test_whole_networks_are_exported_for_any_size(trained, to, file, tmp_path):
     prepared = json.loads((tmp_path / "made/preprocessing.json").read_text())
     assert (prepared["mean"], prepared["std"]) == ([0.0] * 3, [1.0] * 3)
     assert "enlarged.png" in (tmp_path / "made/infer.py").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("erf", ["images=2", "image_size=32"]),
-        ("landscape", ["images=2", "points=3"]),
-        ("entropy", ["images=3"]),
-    ],
-)
-def test_analyses_that_make_sense_work(trained, name, words, tmp_path):
-    assert analyse.main([name, *words, f"ckpt={trained}", f"out={tmp_path}"]) == 0
-    assert (tmp_path / f"{name}.csv").is_file()
-
-
-@pytest.mark.slow
-def test_others_are_refused(trained, capsys):
-    assert analyse.main(["cam", f"ckpt={trained}"]) == 2
-    assert "cam does not apply to task=super_resolution" in capsys.readouterr().err

@@ -1,15 +1,12 @@
 """Sweeps: patterns as values, runs in other processes, and the table at the end."""
 
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from backbones import list_backbones
 from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
-from tools import run
 from tools.cli.grammar import parse
 from tools.comparing import sweep_table
 from tools.comparing.run_records import RunRecord
@@ -17,15 +14,6 @@ from tools.config import overrides
 from tools.config import run_config as run_config
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
-
-
-@pytest.mark.slow
-def test_a_pattern_stands_for_the_names_that_it_matches():
-    command = overrides.read_command(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
-    names = command.words[0].removeprefix("backbone=").split(",")
-    assert names == [*list_backbones("swin_t*"), "deit_t"]
-    assert overrides.swept_keys(command.words) == ["backbone", "seed"]
-    assert len(command.jobs) == 5 * len(names)
 
 
 def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
@@ -55,16 +43,6 @@ def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
 def test_mistakes_are_one_sentence(typed, message):
     with pytest.raises(ValueError, match=message):
         overrides.read_command(typed)
-
-
-@pytest.mark.slow
-def test_a_sweep_ends_with_its_table(tmp_path):
-    typed = [*SHORTEST, "backbone=deit_t", "seed=range(2)", f"output_dir={tmp_path}"]
-    ended = command(["-m", *typed], cwd=tmp_path)
-    assert (ended.status, ended.err) == (0, "")
-    heading, row = ended.out.strip().splitlines()[-2:]
-    assert heading.split()[:4] == ["backbone", "runs", "top1", "+-"]
-    assert row.split()[:2] == ["deit_t", "2"]
 
 
 @pytest.mark.parametrize(
@@ -116,24 +94,6 @@ def test_sweeps_over_groups_take_the_options_of_a_single_command(typed):
     assert [shlex.split(text) for text in parse(words).sweep_string_iterator()] or words
 
 
-def test_removals_of_a_sweep_are_removed_from_each_run():
-    typed = ["-m", "experiment=afbo_t7_*", "~schedule.min_lr", "seed=0,1"]
-    jobs = overrides.read_command(typed).jobs
-    assert len(jobs) == 10
-    for job in (jobs[0], jobs[-1]):
-        assert "min_lr" not in run_config.job_config(job)["schedule"]
-
-
-@pytest.mark.slow
-def test_a_sweep_over_experiments_ends_with_its_plot(tmp_path):
-    names = "experiment=afbo_t2_deit_t,afbo_t2_deit_t_afbo"
-    typed = [*SHORTEST, names, "schedule.min_lr=0", "data=sample_classification",
-             "schedule.warmup=0", f"output_dir={tmp_path}"]  # fmt: skip
-    ended = command(["-m", *typed], cwd=tmp_path)
-    assert ended.status == 0, ended.err
-    assert list(tmp_path.rglob("results_classification_experiment.png"))
-
-
 @pytest.mark.parametrize("mode", ["fit", "test"])
 def test_folds_are_averaged_after_their_seeds(mode, capsys, monkeypatch):
     settings = {
@@ -165,29 +125,6 @@ def test_folds_are_averaged_after_their_seeds(mode, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        pytest.param("optimizer.lr=-1", "optimizer.lr must be above 0", marks=pytest.mark.slow),
-        pytest.param("data.batch_size=0", "data.batch_size=0 is too low", marks=pytest.mark.slow),
-        ("backbone.mixer.act=foo", "act must be one of .*; got 'foo'"),
-        ("trainer.accumulate_grad_batches=two", "accumulate_grad_batches=two is not a whole"),
-    ],
-)
-def test_a_setting_wrong_in_all_runs_ends_a_sweep_at_once(wrong, said, monkeypatch, capsys):
-    ran = []
-    monkeypatch.setattr(run, "run_by_hydra", lambda arguments: ran.append(arguments) or 0)
-    typed = ["-m", *SHORTEST, "backbone=deit_t", "seed=1,2"]
-    with pytest.raises(SystemExit):
-        run.main([*typed, wrong])
-    assert re.search(said, capsys.readouterr().err)
-    assert not ran
-    key, _, value = wrong.partition("=")
-    right = {"optimizer.lr": "0.1", "backbone.mixer.act": "relu"}.get(key, "2")
-    assert run.main([*typed, f"{key}={value},{right}"]) == 0  # one run is right
-    assert len(ran) == 1
-
-
-@pytest.mark.parametrize(
     ("typed", "message"),
     [
         (["seed=range(0,inf)"], r"seed=range\(0,inf\) makes more than 10,000 comb"),
@@ -207,9 +144,3 @@ def test_a_setting_wrong_in_all_runs_ends_a_sweep_at_once(wrong, said, monkeypat
 def test_sweeps_are_counted_before_they_are_made(typed, message):
     with pytest.raises(ValueError, match=message):
         overrides.read_command(["-m", *typed])
-
-
-def test_a_sweep_prints_its_number_of_runs(capsys):
-    overrides.read_command(["-m", "seed=range(0,100)", "optimizer.lr=1e-3,1e-4"])
-    overrides.read_command(["-m", "backbone=deit_t"])
-    assert capsys.readouterr().out == "Sweep of 200 runs\nSweep of 1 run\n"

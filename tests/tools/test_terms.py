@@ -1,15 +1,10 @@
 """Networks that differ in more than their mixers are named in tables."""
 
-import warnings
-
 import pytest
 import torch
 
 from backbones import create_backbone
 from backbones.analysis.description import describe_network, unlike_host
-from tools import benchmark, complexity
-from tools.comparing import hosts
-from tools.comparing.hosts import describe_differences, describe_unequal_networks
 
 
 def build_network(name, **options):
@@ -72,46 +67,3 @@ def test_changes_of_the_host_by_a_mixer_are_named(name, options, said):
     state = torch.get_rng_state()
     assert unlike_host(build_network(name, **options), options) == said
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_adapters_count_as_no_change_of_the_host(caplog):
-    """The plain host gets none: its layers may lack the targets."""
-    pytest.importorskip("peft")
-    options = {"img_size": 64, "lora": {"rank": 4, "targets": ["mlp"]}}
-    with pytest.warns(UserWarning, match="random"):
-        backbone = create_backbone("deit_t_afbo", **options)
-    with caplog.at_level("INFO"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert unlike_host(backbone, options) is None
-    assert "LoRA" not in caplog.text
-
-
-def test_lines_name_networks_that_differ(capsys, monkeypatch):
-    line = describe_unequal_networks([("deit_t", {}), ("deit_t_afbo", {}), ("deit_t_iffn", {})])
-    assert line == (
-        "not on equal terms apart from the mixer: deit_t with class tokens 1, pooling class token "
-        "(deit_t, deit_t_afbo), with class tokens 0, pooling mean of the map (deit_t_iffn)"
-    )
-    for equal in ([("swin_t", {}), ("swin_t_iffn", {}), ("deit_t_iffn", {})],
-                  [("ffnet_1", {}), ("ffnet_1", {"fused": True})]):  # fmt: skip
-        assert describe_unequal_networks(equal) is None
-    assert complexity.main(["backbone=deit_t,deit_t_iffn"]) == 0
-    unequal = "not on equal terms apart from the mixer"
-    assert f"complexity.py: {unequal}: deit_t" in capsys.readouterr().err
-    typed = ["backbones", "backbone=deit_t_iffn", "baseline=deit_t", "image_size=64", "batch=1",
-             "rounds=2", "threads=1"]  # fmt: skip
-    assert benchmark.main(typed) == 0
-    assert f"benchmark.py: {unequal}" in capsys.readouterr().err
-    said = "deit_t_iffn is built without a class token (mean pooling), unlike deit_t"
-    assert describe_differences([("deit_t_iffn", {}), ("deit_t_iffn", {})]) == [said]
-    assert describe_differences([("deit_t_afbo", {})]) == []
-    (line,) = describe_differences([("deit_t", {"token_mixer": {"name": "pooling"}})])
-    assert line.startswith("deit_t with token_mixer=pooling is built without a class token")
-    # In the table's line.
-    assert len(describe_differences([("deit_t", {}), ("deit_t_iffn", {})])) == 1
-    monkeypatch.setattr(hosts, "MOST", 1)
-    assert describe_differences([("deit_t_iffn", {}), ("deit_s_iffn", {})]) == [
-        said, "and 1 more differ from their hosts"
-    ]  # fmt: skip
-    assert complexity.main(["backbone=deit_t_iffn"]) == 0
-    assert capsys.readouterr().err == f"complexity.py: {said}\n"

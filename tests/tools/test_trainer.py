@@ -6,11 +6,9 @@ from unittest import mock
 import pytest
 import torch
 
-from datamodules.series.base import SeriesDataModule
 from tasks.engine.callbacks.progress import ProgressLines
-from tasks.engine.family import imported
-from tests.runs import arguments, composed, options, run_here
-from tools.config.training_length import LIMITS, fill_lengths
+from tests.runs import composed, options
+from tools.config.training_length import fill_lengths
 from tools.runs.trainer import check_trainer_options, make_trainer, set_tf32
 
 CUDA = {
@@ -44,12 +42,6 @@ def make(folder, *overrides, **options):
     return make_trainer(config.trainer, folder, "val/x", "max", training=True, **options)
 
 
-def test_one_of_two_gpus_is_chosen(two_gpus, tmp_path):
-    made = make(tmp_path, "trainer=gpu", "trainer.devices=[1]")
-    assert made.strategy.root_device == torch.device("cuda:1")
-    assert made.num_devices == 1
-
-
 FASTER = "trainer.precision=bf16-mixed"
 
 
@@ -79,24 +71,6 @@ def test_cudnn_searches_for_fixed_sizes(overrides, fixed_size, expected, tmp_pat
     make(tmp_path, *overrides, fixed_size=fixed_size)
     assert torch.backends.cudnn.benchmark == expected
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("task", options("task"))
-def test_data_state_if_their_inputs_have_one_size(task):
-    data = composed(f"task={task}").data
-    module = imported(data["_target_"])
-    assert module.fixed_size == ("image_size" in data or issubclass(module, SeriesDataModule))
-
-
-def test_a_run_tells_its_trainer_that_inputs_have_one_size(
-    tmp_path, sample_cache, capsys, monkeypatch
-):
-    def refuse(*_, fixed_size, **__):
-        raise ValueError(f"fixed_size={fixed_size}")
-
-    monkeypatch.setattr("tools.runs.trainer.make_trainer", refuse)
-    with pytest.raises(ValueError, match="fixed_size=True"):
-        run_here(arguments("classification", tmp_path), capsys)
 
 
 def test_tf32_is_torchs_default_unless_typed(tmp_path):
@@ -161,25 +135,6 @@ def test_switches_of_trainers(tmp_path):
 
 
 OPTIONS = {"limit_train_batches": 1.0, "limit_val_batches": 0.5, "max_epochs": 3, "max_steps": -1}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {}),
-        ({"limit_train_batches": None, "limit_val_batches": None}, {"limit_val_batches": 1.0}),
-        ({"max_epochs": None, "max_steps": 5}, {"max_epochs": -1, "max_steps": 5}),
-        ({"max_epochs": -1, "max_steps": 5}, {"max_epochs": -1, "max_steps": 5}),
-        ({"max_steps": None}, {}),
-        ({"overfit_batches": 0}, {"overfit_batches": 0}),
-        ({"overfit_batches": None}, {"overfit_batches": None}),
-        ({"overfit_batches": 2}, dict.fromkeys((*LIMITS, "overfit_batches"), 2)),
-        ({"overfit_batches": 0.1}, dict.fromkeys((*LIMITS, "overfit_batches"), 0.1)),
-    ],
-    ids=str,
-)
-def test_options_that_lightning_takes_are_numbers(given, expected):
-    assert fill_lengths({**OPTIONS, **given}, training=True) == {**OPTIONS, **expected}
 
 
 @pytest.mark.parametrize(
