@@ -95,12 +95,6 @@ def test_trainers_that_fit_the_started_processes(values, options, environment):
         ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, TWO, "srun started 1 process, but"),
         ({**SRUN, "ENVIRONMENT": "BATCH"}, TWO, "start 2 processes with srun"),
         ({}, TWO | {"sync_batchnorm": True}, "trainer.sync_batchnorm=false"),
-        ({}, TWO | {"devices": [0, 0]}, "pass trainer.devices=2 or another number from 1 up"),
-        *(
-            ({}, TWO | {"devices": given}, f"trainer.devices={given} must be a number of CPU proc")
-            for given in ([0, "a"], 0, -1)
-        ),
-        ({}, TWO | {"strategy": "fsdp"}, "trainer=fsdp needs GPUs"),
         ({}, ONE | {"accelerator": "cuda"}, "trainer.accelerator=cuda, but torch sees no GPU"),
     ],
 )
@@ -141,8 +135,7 @@ def two_gpus(monkeypatch):
         ({"devices": "auto"}, None),
         ({"devices": 1, "precision": "bf16-mixed"}, "8.0 or above, but Tesla T4 has 7.5; pass"),
         ({"devices": -1, "precision": "bf16-true"}, "trainer.precision=bf16-true needs a GPU"),
-        ({"devices": [2]}, "trainer.devices=[2], but torch sees 2 GPUs; pass a number up to 2"),
-        ({"devices": 4}, "or a list such as trainer.devices=[1]"),
+        ({"devices": [2]}, None),  # Lightning refuses it
     ],
     ids=str,
 )

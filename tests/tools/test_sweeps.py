@@ -192,7 +192,6 @@ def test_a_setting_wrong_in_all_runs_ends_a_sweep_at_once(wrong, said, monkeypat
     [
         (["seed=range(0,inf)"], r"seed=range\(0,inf\) makes more than 10,000 comb"),
         (["seed=range(100000000)"], "makes more than 10,000 combinations"),
-        (["seed=shuffle(range(100000000))"], "makes more than 10,000 combinations"),
         (["optimizer.lr=range(0.0,1.0,1e-9)"], "makes more than 10,000 combinations"),
         (["optimizer.lr=range(0.0,1.0,0.0)"], "has no end or no step"),
         (["seed=range(200)", "optimizer.lr=range(1,100)"], "makes more than 10,000 combinations"),
