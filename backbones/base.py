@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_cast, with_check
-from backbones.layers.input_channels import adapt_input, adapt_tensors
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.mixer import Mixer, PointwiseMixer, PrefixMixing, SequenceMixer, takes_prefix
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
@@ -334,11 +333,15 @@ class Backbone(nn.Module):
 
     def set_in_chans(self, in_chans: int, *, keep_weights: bool = True) -> None:
         """Take images of another number of channels; see ``layers.input_channels``."""
+        from backbones.layers.input_channels import adapt_input
+
         self.input_keys = adapt_input(self, in_chans, keep_weights=keep_weights)
         self.in_chans = in_chans
 
     def adapt_input(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors with weights for images of 3 channels adapted to ``in_chans``."""
+        from backbones.layers.input_channels import adapt_tensors
+
         return adapt_tensors(state_dict, self.input_keys, self.in_chans)
 
     def has_source_names(self, names: Collection[str]) -> bool:

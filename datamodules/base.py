@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from datamodules.files.console import log
 from datamodules.files.folders import reject_system_folder
-from datamodules.files.headers import check_each
 from datamodules.files.values import check_option
 from datamodules.loading.memory import check_shared_memory
 from datamodules.loading.resident import ResidentDataset
@@ -214,6 +213,8 @@ class BaseDataModule(LightningDataModule):
         for split, name in SPLITS.items():
             check = self.file_check(split)
             if check is not None:
+                from datamodules.files.headers import check_each
+
                 count = len(self.dataset(split))
                 count_done = check_each(check, count, started + seconds)
                 counts[split] = count_done

@@ -25,8 +25,6 @@ from tools.cli.quoting import quote
 from tools.cli.typed_network import known_options
 from tools.config.config_checks import GROUPS
 from tools.config.run_config import compose_command, is_choice
-from tools.papers.experiment_configs import check_runnable
-from tools.papers.experiments import find_experiment
 
 
 def compose_checked(words: Sequence[str]) -> DictConfig:
@@ -87,6 +85,9 @@ def _check_group(override: str, overrides: Sequence[str]) -> None:
     if key == "backbone" and re.fullmatch(r"[\w-]+", value) and value not in catalogue().backbones:
         raise ValueError(_backbone_message(value))
     if group == "experiment" and re.fullmatch(r"\w+", value) and value != "null":
+        from tools.papers.experiment_configs import check_runnable
+        from tools.papers.experiments import find_experiment
+
         check_runnable(find_experiment(value), overrides)
     if group in GROUPS and value.startswith("["):
         raise ValueError(f"{override} has several values; pass -m {group}={value.strip('[]')}")
