@@ -81,7 +81,7 @@ class Backbone(nn.Module):
         token_slots: Names of the token mixers within a block; a block may lack some.
         channel_slots: Names of the channel mixers within a block.
         num_prefix_tokens: Prefix tokens P of the blocks.
-        had_prefix: False if the model has no prefix tokens that an option could leave out.
+        had_prefix: True if the model has prefix tokens that an option can leave out.
         partly: Shares of modules that mixers replace, if below all, such as "1 of 23 token mixers".
         img_size: Build resolution (H, W); (1, L) for signals.
         in_chans: Channels of the images.

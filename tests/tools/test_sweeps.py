@@ -47,7 +47,7 @@ def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
         (["-m", "backbone=swix*"], "no backbone matches 'swix"),
         (["-m", "task=detection", "head=u*"], "no head for this task matches 'u.*known: cascade"),
         (["-m", "hydra/launcher=threads"], r"launcher=basic\|joblib\|submitit_local"),
-        (["logger=wandbb"], "unknown logger 'wandbb'; .*wandb"),
+        (["logger=wandbb"], "no logger called 'wandbb'; .*wandb"),
         (["logger=[tensorboard,x]"], "known: csv, mlflow, tensorboard, wandb"),
         (["logger=null"], "for metrics.csv only pass logger=csv"),
     ],

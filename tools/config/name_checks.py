@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from backbones.options import listed, shortened, unknown
+from backbones.options import unknown
 from tasks.engine.run_folder.bounded_reading import DamagedFile
 from tasks.engine.run_folder.saved_runs import CONFIG
 from tasks.engine.run_folder.schemas import read_run_config
@@ -133,9 +132,7 @@ def _missing_message(error: MissingConfigException) -> str:
     if group == "backbone":  # a backbone has too many options for a message
         return _backbone_message(name)
     options = list(error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")))
-    near = difflib.get_close_matches(name, options, n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"unknown {group} {shortened(name)!r}; {hint}known: {listed(options)}"
+    return unknown(group, name, options)
 
 
 def _backbone_message(backbone: str) -> str:
