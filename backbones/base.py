@@ -12,12 +12,11 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_cast, with_check
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.mixer import Mixer, PointwiseMixer, PrefixMixing, SequenceMixer, takes_prefix
@@ -25,6 +24,9 @@ from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, count_depths, list_blocks
 from backbones.replace import replace
 from backbones.slots import HostConfig, MixerFactory, Slot, fill, hidden_width
+
+if TYPE_CHECKING:
+    from backbones.layers.classifier import Classifier
 
 __all__ = [
     "Backbone",
@@ -185,6 +187,8 @@ class Backbone(nn.Module):
 
     def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
         """Build a classifier of ``features``: the published one, usually a single linear layer."""
+        from backbones.layers.classifier import Classifier
+
         return Classifier(self.num_features, num_classes, drop)
 
     def check_embeds(self) -> None:

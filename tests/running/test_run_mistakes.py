@@ -149,7 +149,7 @@ MISTAKES = {
     "data=imagenet data.root=HERE/nowhere": "data.root HERE/nowhere is not a folder",
     "task=detection data=coco data.root=HERE": "folder HERE/train2017 does not exist",
     "trainer=gpu": "torch sees no GPU",
-    "trainer=fsdp": "torch sees no GPU",
+    "trainer=fsdp trainer.gradient_clip_val=null": "torch sees no GPU",
 }  # fmt: skip
 
 
