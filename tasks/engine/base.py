@@ -413,6 +413,8 @@ class BaseTask(Remembering, LightningModule):
         trainer: Any = self.trainer
         # A user's loaders are unnamed.
         names = getattr(trainer.datamodule, "predict_names", list)
+        from tasks.engine.run_folder.predictions import OutputFiles
+
         self._files = OutputFiles(Path(trainer.default_root_dir), names())
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:

@@ -67,8 +67,11 @@ class TestBuild:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"flipp": 0.5}, r"no option data\.augmentation\.flipp; did you mean flip\?"),
-            ({"zzz": 0.5}, r"no option data\.augmentation\.zzz; known: auto_augment, random_er"),
+            ({"flipp": 0.5}, "no option of data.augmentation called 'flipp'; did you mean flip"),
+            (
+                {"zzz": 0.5},
+                "no option of data.augmentation called 'zzz'; known: auto_augment, random_er",
+            ),
             ({"flip": "often"}, r"data\.augmentation\.flip=often is not a number"),
             ({"flip": True}, r"data\.augmentation\.flip=True is not a number"),
             ({"crop_scale": 0.5}, r"data\.augmentation\.crop_scale=0\.5 is not a list"),
