@@ -12,20 +12,21 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_cast, with_check
-from backbones.layers.input_channels import adapt_input, adapt_tensors
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.mixer import Mixer, PointwiseMixer, PrefixMixing, SequenceMixer, takes_prefix
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, count_depths, list_blocks
 from backbones.replace import replace
 from backbones.slots import HostConfig, MixerFactory, Slot, fill, hidden_width
+
+if TYPE_CHECKING:
+    from backbones.layers.classifier import Classifier
 
 __all__ = [
     "Backbone",
@@ -82,7 +83,7 @@ class Backbone(nn.Module):
         token_slots: Names of the token mixers within a block; a block may lack some.
         channel_slots: Names of the channel mixers within a block.
         num_prefix_tokens: Prefix tokens P of the blocks.
-        had_prefix: False if the model has no prefix tokens that an option could leave out.
+        had_prefix: True if the model has prefix tokens that an option can leave out.
         partly: Shares of modules that mixers replace, if below all, such as "1 of 23 token mixers".
         img_size: Build resolution (H, W); (1, L) for signals.
         in_chans: Channels of the images.
@@ -186,6 +187,8 @@ class Backbone(nn.Module):
 
     def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
         """Build a classifier of ``features``: the published one, usually a single linear layer."""
+        from backbones.layers.classifier import Classifier
+
         return Classifier(self.num_features, num_classes, drop)
 
     def check_embeds(self) -> None:
@@ -334,11 +337,15 @@ class Backbone(nn.Module):
 
     def set_in_chans(self, in_chans: int, *, keep_weights: bool = True) -> None:
         """Take images of another number of channels; see ``layers.input_channels``."""
+        from backbones.layers.input_channels import adapt_input
+
         self.input_keys = adapt_input(self, in_chans, keep_weights=keep_weights)
         self.in_chans = in_chans
 
     def adapt_input(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors with weights for images of 3 channels adapted to ``in_chans``."""
+        from backbones.layers.input_channels import adapt_tensors
+
         return adapt_tensors(state_dict, self.input_keys, self.in_chans)
 
     def has_source_names(self, names: Collection[str]) -> bool:

@@ -8,13 +8,12 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, PrefixMixing, Slot
 from backbones.checkpoints.equations import plain_value
 from backbones.fast import fast as convert_to_fast
 from backbones.layers.pooling import correct_pooling
-from backbones.lora import Lora, add_adapters, warn_of_random_weights
 from backbones.mixer_selection import Choice, Typed, names_of, read_choices, resolve, spread
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
@@ -31,6 +30,9 @@ from backbones.registry import (
     why_unfit,
     without_prefix,
 )
+
+if TYPE_CHECKING:
+    from backbones.lora import Lora
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +194,7 @@ def create_backbone(
     adapters = _lora_options(lora)
     check_arguments(create_backbone, {**settings, "fast": fast}, "backbone")
     _check_kept(host, host_kwargs)
-    _check_names(host_kwargs, keywords(host.build), host.name)
+    _check_names(list(host_kwargs), keywords(host.build), host.name)
     check_arguments(host.build, host_kwargs, "backbone")
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
@@ -245,6 +247,8 @@ def create_backbone(
 
         untrained = adopt(backbone, open_checkpoint(pretrained)).initialised
     if adapters is not None:
+        from backbones.lora import add_adapters, warn_of_random_weights
+
         if not pretrained:
             warn_of_random_weights()
         add_adapters(backbone, adapters, untrained)
@@ -272,6 +276,8 @@ def _lora_options(given: Mapping[str, Any] | None) -> Lora | None:
     check_value("lora", given, Mapping[str, Any] | None)
     if given is None:
         return None
+    from backbones.lora import Lora
+
     check_arguments(Lora, given, "backbone.lora")
     return Lora(**given)
 
@@ -308,13 +314,13 @@ def _record(
     host_kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return names and options that a backbone was built with, and the map sizes of its mixers."""
-    lora = backbone.made_by["lora"]
+    adapters = _lora_options(backbone.made_by["lora"])
     return {
         "host": host.name,
         "mixer": _resolved(channel, "channel", host),
         "token_mixer": _resolved(token, "token", host),
         "options": plain_value({**keywords(host.build), **host_kwargs}),
-        **({} if lora is None else {"lora": plain_value(vars(Lora(**lora)))}),
+        **({} if adapters is None else {"lora": plain_value(vars(adapters))}),
         "grids": {
             name: list(part.built_for)
             for name, part in backbone.named_modules()
@@ -402,15 +408,15 @@ def _group(entry: MixerEntry) -> str:
     return "mixer" if entry.kind == "channel" else "token_mixer"
 
 
-def _check_names(given: Mapping[str, Any], known: Collection[str], owner: str) -> None:
-    for option in given:
-        if option not in known:
-            raise ValueError(unknown(f"option of {owner}", option, known))
+def _check_names(names: Sequence[str], valid_names: Collection[str], owner: str) -> None:
+    for name in names:
+        if name not in valid_names:
+            raise ValueError(unknown(f"option of {owner}", name, valid_names))
 
 
 def _check_mixer_options(entry: MixerEntry, given: Mapping[str, Any], group: str) -> None:
     """Check names and types; None stands for the default."""
-    _check_names(given, _options(entry), f"mixer {entry.name}")
+    _check_names(list(given), _options(entry), f"mixer {entry.name}")
     options = {key: value for key, value in given.items() if value is not None}
     check_arguments(entry.build, options, group)
 

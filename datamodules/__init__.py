@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from datamodules.images.transforms import Augmentation, LightAugmentation, PaperAugmentation
     from datamodules.sample.datamodules import (
         SampleClassification,
-        SampleDetection,
         SampleMultiLabel,
-        SampleSegmentation,
         SampleTransfer,
     )
+    from datamodules.sample.dense import SampleDetection, SampleSegmentation
 
 __all__ = [
     "ADE20KDataModule",
@@ -68,13 +67,8 @@ _MODULES = {
     "images.inaturalist": ("INaturalist2019DataModule",),
     "images.robustness": ("RobustnessDataModule",),
     "images.transforms": ("Augmentation", "LightAugmentation", "PaperAugmentation"),
-    "sample.datamodules": (
-        "SampleClassification",
-        "SampleDetection",
-        "SampleMultiLabel",
-        "SampleSegmentation",
-        "SampleTransfer",
-    ),
+    "sample.datamodules": ("SampleClassification", "SampleMultiLabel", "SampleTransfer"),
+    "sample.dense": ("SampleDetection", "SampleSegmentation"),
 }
 
 if not TYPE_CHECKING:  # type checkers use the imports above

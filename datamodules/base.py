@@ -18,10 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from datamodules.files.console import log
 from datamodules.files.folders import reject_system_folder
-from datamodules.files.headers import check_each
 from datamodules.files.values import check_option
-from datamodules.loading.memory import check_shared_memory
-from datamodules.loading.resident import ResidentDataset
 from datamodules.loading.sampling import (
     EpochSampler,
     EvalSampler,
@@ -214,6 +211,8 @@ class BaseDataModule(LightningDataModule):
         for split, name in SPLITS.items():
             check = self.file_check(split)
             if check is not None:
+                from datamodules.files.headers import check_each
+
                 count = len(self.dataset(split))
                 count_done = check_each(check, count, started + seconds)
                 counts[split] = count_done
@@ -369,9 +368,11 @@ class BaseDataModule(LightningDataModule):
         *,
         drop_last: bool,
     ) -> DataLoader[Any]:
-        resident = isinstance(dataset, ResidentDataset)
+        resident = dataset.is_resident
         num_workers = 0 if resident else self.num_workers
         if num_workers:
+            from datamodules.loading.memory import check_shared_memory
+
             check_shared_memory("data.num_workers=0 (num_workers=0 in Python)")
         trainer: Any = self.trainer
         collate = _unchanged if resident else self.collate()

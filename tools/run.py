@@ -34,9 +34,8 @@ from tools.cli.command import exit_with  # noqa: E402
 from tools.cli.errors import one_line_errors  # noqa: E402
 from tools.cli.grammar import key_of  # noqa: E402
 from tools.cli.paths import CONFIGS, ROOT  # noqa: E402
-from tools.cli.printable import escape_logs, escape_undecodable  # noqa: E402
+from tools.cli.printable import escape_logs  # noqa: E402
 from tools.config.config_checks import resolve_config  # noqa: E402
-from tools.config.help import FLAGS, help_text, help_words  # noqa: E402
 from tools.config.overrides import (  # noqa: E402
     JOB,
     Command,
@@ -47,11 +46,11 @@ from tools.config.overrides import (  # noqa: E402
 )
 from tools.config.run_config import job_config, log_differences  # noqa: E402
 from tools.runs import folder as run_folder  # noqa: E402
-from tools.runs.freed_memory import keep_freed_memory  # noqa: E402
 from tools.runs.garbage import freeze_heap, paused_collection  # noqa: E402
 from tools.runs.nodes import NODES  # noqa: E402
 from tools.runs.process_group import following_first_process, processes  # noqa: E402
 
+HELP = {"-h", "--help"}
 SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes
 
 
@@ -62,11 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 where runs of a sweep failed.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    escape_undecodable()
     with one_line_errors():
-        subject = help_words(arguments)
-        if subject is not None:
-            print(help_text(subject))
+        if HELP & set(arguments):
+            from tools.config.help import help_text
+
+            print(help_text([word for word in arguments if not word.startswith("-")]))
             return 0
         command = read_command(arguments)
         if command.form:
@@ -130,7 +129,6 @@ def compared_with_paper(config: RunConfig, facts: dict[str, Any]) -> dict[str, A
 def _run(config: RunConfig, swept: Sequence[str] | None) -> None:
     with paused_collection():  # torch, Lightning and the toolkits: after the command is checked
         import tasks.engine.loading  # noqa: F401 - imported here, where collection is paused
-        from tools.analyses.page import write_page
         from tools.runs import lock, report
         from tools.runs.components import build_components, check_config, execute
         from tools.runs.logger_setup import closing_loggers
@@ -139,6 +137,8 @@ def _run(config: RunConfig, swept: Sequence[str] | None) -> None:
 
         freeze_heap()
     if config.keep_memory:
+        from tools.runs.freed_memory import keep_freed_memory
+
         keep_freed_memory()
     started = time.perf_counter()
     config = check_config(config)
@@ -179,6 +179,8 @@ def _run(config: RunConfig, swept: Sequence[str] | None) -> None:
         task = parts.task.to(parts.engine.strategy.root_device)
         report.write(folder, facts, task, parts.datamodule)
         if config.report:
+            from tools.analyses.page import write_page
+
             write_page(folder)
 
 
@@ -231,4 +233,4 @@ def run_job(config: DictConfig) -> dict[str, str | None]:
 
 
 if __name__ == "__main__":
-    exit_with(main, writes_files=not FLAGS & set(sys.argv))
+    exit_with(main, writes_files=not HELP & set(sys.argv))

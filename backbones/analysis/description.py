@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,14 +42,13 @@ def describe_network(backbone: Backbone) -> dict[str, Any]:
     }
 
 
-def unlike_host(backbone: Backbone, options: Mapping[str, Any]) -> str | None:
-    """Describe the notes outside of mixers between a network and its plain host.
+def unlike_host(backbone: Backbone) -> str | None:
+    """Describe the differences outside of mixers between a network and its plain host.
 
-    The plain host is built with the options typed for this network.
+    The plain host is built with the options of this network.
 
     Args:
-        backbone: The built network.
-        options: Options of ``create_backbone``, with or without the defaults of this name.
+        backbone: Backbone from ``create_backbone``.
 
     Returns:
         A sentence, such as ``deit_t_iffn is built without a class token (mean pooling), unlike
@@ -62,7 +60,7 @@ def unlike_host(backbone: Backbone, options: Mapping[str, Any]) -> str | None:
     usual, plain_usual = backbone_schema(backbone.name), backbone_schema(host)
     host_options = {
         key: value
-        for key, value in options.items()
+        for key, value in backbone.made_by.items()
         if key not in MIXERS and key in usual and value != usual[key]
     }
     with torch.device("meta"), torch.random.fork_rng(devices=[]):

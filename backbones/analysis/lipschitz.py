@@ -192,7 +192,7 @@ def _slopes_of_timm(act: nn.Module) -> tuple[float, float]:
 
 
 def _why_unbounded(mixer: nn.Module) -> str | None:
-    """Return the reason for which a mixer has no bound; None if it has one."""
+    """Return the reason for which a mixer is unbounded; None for a bounded one."""
     if isinstance(mixer, IFFN) and mixer.dw is not None:
         return (
             "the bound holds for mixers that treat every token alone, not for an IFFN with a "

@@ -90,6 +90,8 @@ def solve_match(
         raise ValueError(
             f"match solves one width; give it to one of {' and '.join(match_of_group)}"
         )
+    if not match_of_group:
+        return options
     groups = {group: options[group] for group in KINDS if group in options}
     options = {**options, **{group: _without_match(entry) for group, entry in groups.items()}}
     for group, match in match_of_group.items():

@@ -75,7 +75,7 @@ def describe_change(
 
     Args:
         path: The checkpoint.
-        record: Its record; without a fingerprint there is nothing to compare.
+        record: Its record, which is compared if it holds a fingerprint.
         build: ``create_backbone``.
 
     Returns:

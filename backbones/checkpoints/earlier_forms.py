@@ -10,6 +10,7 @@ from torch import Tensor
 
 from backbones.base import Backbone
 from backbones.checkpoints.equations import KINDS
+from backbones.options import mixer_names
 
 logger = logging.getLogger(__name__)
 # Defaults of earlier versions by mixer and option, each of which the mixer has as an attribute.
@@ -43,6 +44,9 @@ def take_recorded_forms(backbone: Backbone, record: Mapping[str, Any]) -> Mappin
     Returns:
         The record with the options that its version lacked.
     """
+    networks = (record, backbone.record)
+    if EARLIER.keys().isdisjoint(n for r in networks for k in KINDS for n in mixer_names(r.get(k))):
+        return record
     complete = {**record, **{kind: _completed(record.get(kind)) for kind in KINDS}}
     for kind in KINDS:
         recorded, ours = _entries(complete[kind]), _entries(backbone.record.get(kind))

@@ -4,8 +4,8 @@
 
 Source: the public KAN-ViT code that AFBO (ICLR 2025), Table 15, compares with: one layer from C to
 C channels of degree 8, without bias and without hidden width. The accuracies of that table (73.1,
-79.7, 81.5) are digit for digit those that KAN-ViT's page gives for its plain DeiT; it gives none
-for its KAN. Such layers are those of Sidharth et al., "Chebyshev Polynomial-Based Kolmogorov-Arnold
+79.7, 81.5) are digit for digit those that KAN-ViT's page gives for its plain DeiT, and it leaves
+out its KAN. Such layers are those of Sidharth et al., "Chebyshev Polynomial-Based Kolmogorov-Arnold
 Networks", 2024, https://arxiv.org/abs/2405.07200.
 """
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from backbones.options.suggestions import listed
+from backbones.options.suggestions import unknown
 from backbones.options.values import check_value, with_whole_numbers
 
 T = TypeVar("T")
@@ -85,13 +84,7 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
         if name in hints:
             check_value(f"{group}.{name}", value, hints[name])
         elif not takes_more:
-            near = difflib.get_close_matches(name, hints, n=3)
-            hint = (
-                f"did you mean {' or '.join(near)}?"
-                if near
-                else f"known: {listed(hints or ['none'])}"
-            )
-            raise ValueError(f"there is no option {group}.{name}; {hint}")
+            raise ValueError(unknown(f"option of {group}", name, hints))
 
 
 def whole_arguments(call: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,8 @@ def check_value(option: str, value: Any, hint: Any) -> None:
     Raises:
         ValueError: The message names the option and its allowed values.
     """
-    if _fits(value, hint):
-        return
-    if _fits(_made_finite(value), hint):
-        raise ValueError(f"{option}={value} is not finite; give {_description(hint)}")
-    raise ValueError(f"{option}={value} is not {_description(hint)}{_misfit(value, hint)}")
+    if not _fits(value, hint):
+        raise ValueError(f"{option}={value} is not {_description(hint)}")
 
 
 def with_whole_numbers(value: Any, hint: Any) -> Any:
@@ -42,17 +39,6 @@ def _item_hints(hint: Any) -> list[Any]:
     if origin in (typing.Union, types.UnionType):
         return [items for choice in choices for items in _item_hints(choice)]
     return [choices[0]] if origin in (Sequence, tuple, list) else []
-
-
-def _misfit(value: Any, hint: Any) -> str:
-    """Describe the first item of a list with a wrong type."""
-    hints = _item_hints(hint)
-    if not hints or not isinstance(value, list | tuple):
-        return ""
-    for place, item in enumerate(value):
-        if not any(_fits(with_whole_numbers(item, choice), choice) for choice in hints):
-            return f": item {place} is {item}"
-    return ""
 
 
 def check_odd(kernel_size: int | Sequence[int]) -> None:
@@ -96,13 +82,6 @@ def _described_items(hint: Any) -> str:
         return words.get(hint, "")
     inner = _described_items(typing.get_args(hint)[0])
     return f"lists of {inner}" if inner else "lists"
-
-
-def _made_finite(value: Any) -> Any:
-    """Return the value with infinite numbers replaced by a finite one."""
-    if isinstance(value, list | tuple):
-        return [_made_finite(item) for item in value]
-    return 1 if isinstance(value, float) and math.isinf(value) else value
 
 
 def _description(hint: Any) -> str:

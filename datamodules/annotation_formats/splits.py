@@ -78,7 +78,7 @@ def choose(names: Collection[str], options: SplitOptions, where: object) -> Choi
 def _pick(
     names: Collection[str], name: str | None, usual: Sequence[str], option: str, where: object
 ) -> str | None:
-    """Return the split of a name, or of a usual one; None if there is none of the latter."""
+    """Return the split of a name, or of a usual one; None without a usual one."""
     matches = [split for split in names if split == name or (not name and split.lower() in usual)]
     if len(matches) > 1 or (name and not matches):
         count = f"has {len(matches)} such splits" if matches else f"lacks the split {name}"

@@ -131,7 +131,7 @@ def batch_augmentation(made: Augmentation, size: int) -> BatchPaper | BatchLight
     """Return the form of an augmentation for batches.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The augmentation works on single images only.
     """
     if isinstance(made, PaperAugmentation):
         return BatchPaper(made, size)

@@ -1,4 +1,7 @@
-"""Images in tar files with random access: ImageNet's archives, or WebDataset's shards."""
+"""Images in tar files with random access: ImageNet's archives, or WebDataset's shards.
+
+timm's reader of tars takes class folders alone and writes an index as a pickle beside the data.
+"""
 
 from __future__ import annotations
 

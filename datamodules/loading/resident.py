@@ -72,6 +72,8 @@ class ResidentDataset(NamedDataset):
         change: Changes a batch by draws, as in training; None leaves it as it is.
     """
 
+    is_resident = True
+
     def __init__(
         self,
         source: NamedDataset,

@@ -109,7 +109,12 @@ class NamedDataset(Dataset[Any]):
     Args:
         dataset: The dataset to wrap.
         describe: Returns the file of a sample, for error messages.
+
+    Attributes:
+        is_resident: True if a list of keys gives a whole batch; see ``resident``.
     """
+
+    is_resident = False
 
     def __init__(self, dataset: SizedDataset, describe: Callable[[int], str]) -> None:
         self.dataset, self.describe = dataset, describe

@@ -198,7 +198,7 @@ def given_lines(inputs: Any) -> list[str]:
     """Return texts to predict: of a file, one per line, or given as a text or a list.
 
     Raises:
-        ValueError: There are none.
+        ValueError: The file or list is empty.
     """
     if isinstance(inputs, list | tuple):
         refuse("the list of texts", {"is empty": not inputs})

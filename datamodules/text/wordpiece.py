@@ -1,7 +1,8 @@
 """BERT's tokenizer: words and punctuation, cut into the longest known pieces.
 
 Source: Devlin et al., "BERT", NAACL 2019, with the rules of the authors' code; Wu et al., "Google's
-Neural Machine Translation System", 2016 (WordPiece).
+Neural Machine Translation System", 2016 (WordPiece). The package tokenizers, which has it too, is
+outside the base install.
 """
 
 from __future__ import annotations

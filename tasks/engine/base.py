@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from lightning.pytorch import LightningModule
@@ -21,10 +21,7 @@ from backbones.base import Backbone
 from backbones.checkpoints.equations import FINGERPRINT
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments
-from tasks.engine import predicting
 from tasks.engine.batches import UNREADABLE, Batch, Row, Summed, batch_size, check_batch, is_spare
-from tasks.engine.callbacks.ema import WeightEMA
-from tasks.engine.callbacks.ema_metrics import SecondMetrics, log_better
 from tasks.engine.checkpoints.entries import (
     built_config,
     fingerprint_entry,
@@ -33,7 +30,6 @@ from tasks.engine.checkpoints.entries import (
     weights_problem,
 )
 from tasks.engine.family import Direction, Family
-from tasks.engine.loops.batch_norm import share_statistics
 from tasks.engine.loops.process_exchange import mean_over_processes, refuse_together
 from tasks.engine.losses import is_logged, loss_problem, total_loss
 from tasks.engine.metric_states import kept_states
@@ -44,7 +40,11 @@ from tasks.engine.optimisation.optimizer import (
 )
 from tasks.engine.optimisation.param_groups import STORED_RULES, schedule_rate, stored_rules
 from tasks.engine.optimisation.task_optimizer import check_training, optimizer_and_schedule
-from tasks.engine.run_folder.predictions import OutputFiles
+
+if TYPE_CHECKING:
+    from tasks.engine.callbacks.ema import WeightEMA
+    from tasks.engine.callbacks.ema_metrics import SecondMetrics
+    from tasks.engine.run_folder.predictions import OutputFiles
 
 OPTIMIZER: dict[str, Any] = {"name": "adamw", "lr": 1e-3}
 SCHEDULE: dict[str, Any] = {"name": "cosine"}
@@ -114,8 +114,12 @@ class BaseTask(Remembering, LightningModule):
         scaled = self.optimizer_options.get("reference_batch")
         top = math.inf if scaled else self.optimizer_options["lr"]
         learning_rate_factor(1, 1, top, **self.schedule_options)
-        check_arguments(WeightEMA, ema or {}, "task.ema")
-        self.ema = None if ema is None else WeightEMA(**ema)
+        self.ema: WeightEMA | None = None
+        if ema is not None:
+            from tasks.engine.callbacks.ema import WeightEMA
+
+            check_arguments(WeightEMA, ema, "task.ema")
+            self.ema = WeightEMA(**ema)
         self._second_metrics: SecondMetrics | None = None
         self.latest_loss: Tensor | None = None
         self._losses_of_step: list[dict[str, Tensor]] = []
@@ -173,6 +177,8 @@ class BaseTask(Remembering, LightningModule):
         """Step the optimiser, then update the average, before anything is saved."""
         super().optimizer_step(*args, **options)
         if self.trainer.world_size > 1:
+            from tasks.engine.loops.batch_norm import share_statistics
+
             share_statistics(self.model, self.trainer.strategy.reduce)
         if self.ema is not None:
             self.ema.update(self.model)
@@ -269,6 +275,8 @@ class BaseTask(Remembering, LightningModule):
             return
         is_training = self.trainer.state.fn == TrainerFn.FITTING
         if self.ema.report == "best" and self.ema.tensors and is_training:
+            from tasks.engine.callbacks.ema_metrics import SecondMetrics
+
             stores = (*self.metric_stores, "loss_sum", "loss_count")
             self._second_metrics = SecondMetrics(self, stores)
         elif self.ema.is_reported:
@@ -279,6 +287,8 @@ class BaseTask(Remembering, LightningModule):
         if self._second_metrics is None:
             self._log_figures("val", self._figures())
         else:
+            from tasks.engine.callbacks.ema_metrics import log_better
+
             log_better(self, self._second_metrics)
             self._second_metrics = None
         if self.ema is not None:
@@ -351,6 +361,8 @@ class BaseTask(Remembering, LightningModule):
         Raises:
             ValueError: An input cannot be read, or with ``out`` none of them.
         """
+        from tasks.engine import predicting
+
         data = predicting.serving(self, images, batch_size, num_workers)
         if out is not None:
             return predicting.predict_to(self, data, Path(out))
@@ -363,6 +375,8 @@ class BaseTask(Remembering, LightningModule):
 
         Unreadable files are left out with a warning; if all are, a ValueError names the first.
         """
+        from tasks.engine import predicting
+
         return predicting.stream(self, predicting.serving(self, images, batch_size, num_workers))
 
     def export(self, to: str, **options: Any) -> list[Path]:
@@ -399,6 +413,8 @@ class BaseTask(Remembering, LightningModule):
         trainer: Any = self.trainer
         # A user's loaders are unnamed.
         names = getattr(trainer.datamodule, "predict_names", list)
+        from tasks.engine.run_folder.predictions import OutputFiles
+
         self._files = OutputFiles(Path(trainer.default_root_dir), names())
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.opening import Checkpoint
-from backbones.lora import weights_follow
 from backbones.options import check_arguments, check_complete
 from backbones.options.schemas import validate
 from tasks.engine.base import BaseTask
@@ -64,8 +64,17 @@ def build_backbone(config: RunConfig, data: Any = None) -> Backbone:
     decided = getattr(data, "backbone_arguments", {}) if data is not None else {}
     options |= {key: value for key, value in decided.items() if key in options}
     keeps_classifier = config.keep_classifier and options.get("pretrained")
-    with weights_follow():  # run.py refuses adapters of random weights
+    with _adapters_of(options.get("lora")):
         return create_backbone(**{**options, **({"pretrained": None} if keeps_classifier else {})})
+
+
+def _adapters_of(lora: Mapping[str, Any] | None) -> AbstractContextManager[None]:
+    """Leave out the warning of adapters of random weights, which run.py refuses."""
+    if lora is None:
+        return nullcontext()
+    from backbones.lora import weights_follow
+
+    return weights_follow()
 
 
 def build_task(config: RunConfig, data: Any, backbone: Backbone | None = None) -> BaseTask:

@@ -16,7 +16,7 @@ def describe_words(
 ) -> list[Row]:
     """Return per text ``image``, its name, ``texts``, the guessed ``words``, and the ``truth``.
 
-    Of BERT, ``texts`` shows the masks, and words that a user masked have no ``truth``. Of GPT,
+    Of BERT, ``texts`` shows the masks, and words that a user masked lack ``truth``. Of GPT,
     ``words`` has a guess after each token.
     """
     tokenizer = datamodule.tokenizer()

@@ -29,7 +29,7 @@ def adapted(name="deit_t", rank=4, **options):
 
 def test_a_misspelt_option_and_a_missing_package_are_named(monkeypatch):
     with pytest.raises(
-        ValueError, match=r"there is no option backbone.lora.ranks; did you mean rank"
+        ValueError, match=r"no option of backbone.lora called 'ranks'; did you mean rank"
     ):
         create_backbone("deit_t", img_size=64, lora={"ranks": 4})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

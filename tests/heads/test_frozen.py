@@ -188,7 +188,7 @@ def test_draws_are_seeded_and_averaged():
         (
             partial(FrozenFeatures, torch.nn.Identity(), 4),
             {"knn": {"k": 3}},
-            "no option head.knn.k",
+            "no option of head.knn called 'k'",
         ),
     ],
 )

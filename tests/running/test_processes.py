@@ -13,6 +13,7 @@ import torch
 from timm.data import Mixup
 from timm.layers import DropPath
 
+from tasks.engine import devices
 from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.checkpoints.exact_resume import random_state, seed_process, set_random_state
 from tasks.engine.family import families
@@ -29,6 +30,7 @@ from tests.runs import (
     single_words,
     summary,
 )  # fmt: skip
+from tools.cli import processes
 from tools.cli.processes import check_trainer
 from tools.runs import nodes, process_group
 
@@ -83,12 +85,6 @@ def test_trainers_that_fit_the_started_processes(values, options, environment):
         ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, TWO, "srun started 1 process, but"),
         ({**SRUN, "ENVIRONMENT": "BATCH"}, TWO, "start 2 processes with srun"),
         ({}, TWO | {"sync_batchnorm": True}, "trainer.sync_batchnorm=false"),
-        ({}, TWO | {"devices": [0, 0]}, "pass trainer.devices=2 or another number from 1 up"),
-        *(
-            ({}, TWO | {"devices": given}, f"trainer.devices={given} must be a number of CPU proc")
-            for given in ([0, "a"], 0, -1)
-        ),
-        ({}, TWO | {"strategy": "fsdp"}, "trainer=fsdp needs GPUs"),
         ({}, ONE | {"accelerator": "cuda"}, "trainer.accelerator=cuda, but torch sees no GPU"),
     ],
 )
@@ -101,6 +97,44 @@ def test_the_first_process_refuses_other_trainers(values, options, said, environ
     with environment({**values, "LOCAL_RANK": "1"}), pytest.raises(SystemExit) as ended:
         check_trainer(options)
     assert ended.value.code == 2
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Simulate a T4, too old for bfloat16, and an H100."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", [(7, 5), (9, 0)].__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", ["Tesla T4", "H100"].__getitem__)
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "gpu"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"devices": [1], "precision": "bf16-mixed"}, None),
+        ({"devices": 1, "precision": "16-mixed"}, None),
+        ({"devices": "auto"}, None),
+        ({"devices": 1, "precision": "bf16-mixed"}, "8.0 or above, but Tesla T4 has 7.5; pass"),
+        ({"devices": -1, "precision": "bf16-true"}, "trainer.precision=bf16-true needs a GPU"),
+        ({"devices": [2]}, None),  # Lightning refuses it
+    ],
+    ids=str,
+)
+def test_gpus_are_checked_before_the_data_are_read(
+    options, said, accelerator, environment, two_gpus
+):
+    with environment({}):
+        problem = processes._find_problem(ONE | {"accelerator": accelerator} | options)
+    assert (problem is None) if said is None else (said in problem and "\n" not in problem)
+
+
+def test_devices_are_counted_as_lightning_does(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    for given, count in ((-1, 8), ("auto", 8), ("-1", 8), ("0,1", 2), ([3], 1), (4, 4)):
+        assert devices.count_devices(ONE | {"accelerator": "gpu", "devices": given}) == count
+    assert devices.count_devices(ONE | {"devices": "auto"}) == 1
 
 
 def test_each_process_draws_its_own_numbers_and_the_first_keeps_its_own():

@@ -67,8 +67,11 @@ class TestBuild:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"flipp": 0.5}, r"no option data\.augmentation\.flipp; did you mean flip\?"),
-            ({"zzz": 0.5}, r"no option data\.augmentation\.zzz; known: auto_augment, random_er"),
+            ({"flipp": 0.5}, "no option of data.augmentation called 'flipp'; did you mean flip"),
+            (
+                {"zzz": 0.5},
+                "no option of data.augmentation called 'zzz'; known: auto_augment, random_er",
+            ),
             ({"flip": "often"}, r"data\.augmentation\.flip=often is not a number"),
             ({"flip": True}, r"data\.augmentation\.flip=True is not a number"),
             ({"crop_scale": 0.5}, r"data\.augmentation\.crop_scale=0\.5 is not a list"),
@@ -82,7 +85,7 @@ class TestBuild:
             check_group({"_target_": FOLDER, "augmentation": nested}, "data")
 
     def test_options_passed_on_to_parent_classes_are_known(self):
-        target = "datamodules.sample.datamodules.SampleDetection"
+        target = "datamodules.sample.dense.SampleDetection"
         build({"_target_": target, "flip": 0.5, "num_train": 3}, "data")
         with pytest.raises(ValueError, match="did you mean flip"):
             check_group({"_target_": target, "flipp": 0.5}, "data")
@@ -103,9 +106,9 @@ class TestBuild:
         for wrong, message in (
             ({"size": 8.5}, r"x\.size=8\.5 is not a whole number"),
             ({"size": True}, r"x\.size=True is not a whole number"),
-            ({"values": [1.0, 2.5]}, r"x\.values=.* is not a list of whole .*item 1 is 2\.5"),
-            ({"sizes": [192, 256]}, "not a list of lists of whole numbers: item 0 is 192"),
-            ({"values": [False, 1]}, r"x\.values=.* is not a list of whole .*item 0 is False"),
+            ({"values": [1.0, 2.5]}, r"x\.values=.* is not a list of whole"),
+            ({"sizes": [192, 256]}, "not a list of lists of whole numbers"),
+            ({"values": [False, 1]}, r"x\.values=.* is not a list of whole"),
         ):
             with pytest.raises(ValueError, match=message):
                 check_arguments(paint, whole_arguments(paint, given | wrong), "x")

@@ -47,7 +47,7 @@ def test_mixup_mixes_images_and_labels_or_is_refused():
     model = nn.Linear(1, 1)
     model.label_smoothing = 0.2
     for options, said in (
-        ({"mixup": {"alpha": 1.0}}, r"task\.mixup\.alpha; did you mean"),
+        ({"mixup": {"alpha": 1.0}}, "no option of task.mixup called 'alpha'; did you mean"),
         ({"mixup": MIXUP, "model": model}, r"set one of them to 0"),
         ({"random_erasing": 2}, r"task\.random_erasing must be from 0 to 1, got 2"),
     ):

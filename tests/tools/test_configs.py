@@ -142,7 +142,7 @@ def test_recipes_of_imagenet_fit_data_like_it(data):
 def test_an_experiment_keeps_its_recipe_on_other_data(experiment, task):
     config = composed(f"experiment={experiment}", f"data=sample_{task}", "trainer=cpu")
     own = composed(f"experiment={experiment}", "data.root=/data", "trainer=cpu")
-    assert config.data["_target_"].startswith("datamodules.sample.datamodules.")
+    assert config.data["_target_"].startswith("datamodules.sample.")
     for group, key in (("optimizer", "lr"), ("schedule", "name")):
         assert getattr(config, group)[key] == getattr(own, group)[key]
 

@@ -94,7 +94,7 @@ def test_wrong_profilers_and_loggers_are_one_sentence(tmp_path, monkeypatch):
         make_profiler("simpel", tmp_path)
     for given, said in (
         ({"wandbb": {}}, "did you mean wandb"),
-        ({"wandb": {"modus": "x"}}, r"logger\.wandb\.modus; did you mean mode"),
+        ({"wandb": {"modus": "x"}}, "option of logger.wandb called 'modus'; did you mean mode"),
         ({"wandb": {}}, r"pip install .*'\.\[wandb\]'"),
         ({"mlflow": {}}, r"pip install .*'\.\[mlflow\]'"),
     ):

@@ -15,7 +15,7 @@ from PIL import Image
 from backbones import create_backbone
 from backbones.analysis.description import describe_network
 from datamodules.images.image_folder import ImageFolderDataModule
-from datamodules.sample.datamodules import SampleDetection
+from datamodules.sample.dense import SampleDetection
 from tasks.engine.family import families, imported
 from tests.families import rest_slow_pairs
 from tests.runs import composed

@@ -191,7 +191,7 @@ def error_text(capsys, folder, *typed, mode="test"):
 
 @pytest.mark.parametrize(
     ("typed", "message"),
-    [("head.anchor_scal=4", "no option head.anchor_scal; did you mean anchor_scale"),
+    [("head.anchor_scal=4", "no option of head called 'anchor_scal'; did you mean anchor_scale"),
      ("data.batchsize=4", "did you mean batch_size"), ("heads.anchor_scale=4", "did you mean head"),
      ("head=mask_rcn", "did you mean mask_rcnn"), ("head=linear", "task=detection takes head="),
      ("data=imagenet", "task=detection takes data=coco"),

@@ -35,7 +35,7 @@ def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
         (["-m", "backbone=swix*"], "no backbone matches 'swix"),
         (["-m", "task=detection", "head=u*"], "no head for this task matches 'u.*known: cascade"),
         (["-m", "hydra/launcher=threads"], r"launcher=basic\|joblib\|submitit_local"),
-        (["logger=wandbb"], "unknown logger 'wandbb'; .*wandb"),
+        (["logger=wandbb"], "no logger called 'wandbb'; .*wandb"),
         (["logger=[tensorboard,x]"], "known: csv, mlflow, tensorboard, wandb"),
         (["logger=null"], "for metrics.csv only pass logger=csv"),
     ],
@@ -129,7 +129,6 @@ def test_folds_are_averaged_after_their_seeds(mode, capsys, monkeypatch):
     [
         (["seed=range(0,inf)"], r"seed=range\(0,inf\) makes more than 10,000 comb"),
         (["seed=range(100000000)"], "makes more than 10,000 combinations"),
-        (["seed=shuffle(range(100000000))"], "makes more than 10,000 combinations"),
         (["optimizer.lr=range(0.0,1.0,1e-9)"], "makes more than 10,000 combinations"),
         (["optimizer.lr=range(0.0,1.0,0.0)"], "has no end or no step"),
         (["seed=range(200)", "optimizer.lr=range(1,100)"], "makes more than 10,000 combinations"),

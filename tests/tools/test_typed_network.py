@@ -5,7 +5,6 @@ import pytest
 from tests.errors import refuses
 from tests.runs import composed
 from tools.cli.network_names import name_with_model
-from tools.cli.timm_names import check_timm_name
 from tools.cli.typed_network import (
     join_channel_mixer,
     merge_options,
@@ -128,8 +127,3 @@ def test_options_of_timm_pass_through():
     assert (name, options["model"]) == ("timm_afbo", "test_vit")
     assert options["options"] == {"init_values": 0.1}
     assert name_with_model("timm_afbo", "test_vit") == "timm_test_vit_afbo"
-
-
-def test_a_misspelt_model_of_timm_is_answered_without_timm():
-    refuses("did you mean vit_small_patch16_224", check_timm_name, "vit_smal_patch16_224")
-    check_timm_name("vit_small_patch16_224.augreg_in1k")

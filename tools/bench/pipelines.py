@@ -51,7 +51,7 @@ def time_pipelines(options: Mapping[str, str]) -> list[Record]:
         ours.setup()
         loader = load(ours)
     print_status(f"{options['task']}: {len(ours.dataset('train'))} images of {ours.folder}")
-    # Timm's loader normalises, too; on a device our part of it takes no worker's time.
+    # Timm's loader normalises, too; on a device our part of it spares the workers.
     our_batches = map(ours.normalise, repeat_batches(ours.train_dataloader()))
     batches = [repeat_batches(loader), our_batches]
     steps = [lambda one=iterator: next(one) and None for iterator in batches]

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
+from backbones.options import shortened
 from tasks.engine.family import Family
 from tools.cli.catalogue import catalogue
 
@@ -56,29 +57,21 @@ def parse_options(
 
 def parse_image_size(text: str, usual: int = 224) -> tuple[int, int]:
     """Parse ``224`` or ``800x1280`` to (H, W); an empty text means ``usual``."""
-    text = text or str(usual)
-    size = _sides(text)
-    if min(size) < 32:
-        raise ValueError(
-            "image_size must be 224 or 800x1280, from 64 up (32 with patch_size); got "
-            f"{_shorten(text)}"
-        )
-    return size
+    expected = "image_size must be 224 or 800x1280, from 64 up (32 with patch_size)"
+    return _parse_sides(text or str(usual), 32, expected)
 
 
 def parse_grid(text: str) -> tuple[int, int]:
     """Parse ``14`` or ``14x28`` to (H, W)."""
-    size = _sides(text)
-    if min(size) < 1:
-        raise ValueError(
-            f"grid must be 14 or 14x28, or several separated by commas; got {_shorten(text)}"
-        )
-    return size
+    return _parse_sides(text, 1, "grid must be 14 or 14x28, or several separated by commas")
 
 
-def _sides(text: str) -> tuple[int, int]:
+def _parse_sides(text: str, least: int, expected: str) -> tuple[int, int]:
     sides = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text)
-    return (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
+    size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
+    if min(size) < least:
+        raise ValueError(f"{expected}; got {shortened(text)!r}")
+    return size
 
 
 def parse_integer(key: str, text: str, least: int = 1) -> int:
@@ -89,11 +82,7 @@ def parse_integer(key: str, text: str, least: int = 1) -> int:
     """
     if text.isdecimal() and len(text) < DIGITS and least <= int(text):
         return int(text)
-    raise ValueError(f"{key} must be a whole number from {least} up; got {_shorten(text)}")
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")
+    raise ValueError(f"{key} must be a whole number from {least} up; got {shortened(text)!r}")
 
 
 def select_backbones(text: str, family: Family | None = None) -> list[str]:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Literal
 
 from backbones.options import unknown, unknown_backbone
 from backbones.plugins import describe_plugins
+from tasks.engine.run_folder.atomic_writes import write_whole
 from tools.cli.paths import ROOT
 
 PACKAGE = ROOT / "backbones"
@@ -178,31 +178,21 @@ def _build_catalogue(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalog
     )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=1)
-def _cached() -> Catalogue:
-    return load_catalogue()
-
-
 def load_catalogue() -> Catalogue:
     """Load the cached catalogue; rebuild it if files under backbones/ have changed."""
     state = fingerprint()
     file = cache_file()
-    missing_or_damaged = (OSError, ValueError, TypeError, KeyError, RecursionError)
+    missing_or_damaged = (OSError, ValueError, TypeError, KeyError)
     with contextlib.suppress(*missing_or_damaged):
         content = json.loads(file.read_text(encoding="utf-8"))
-        fields = content["catalogue"]
-        if content["fingerprint"] == state and content["digest"] == _digest(fields):
-            return Catalogue(**fields)
+        if content["fingerprint"] == state:
+            return Catalogue(**content["catalogue"])
     registry = read_registry()
-    fields = asdict(registry)
-    text = json.dumps({"fingerprint": state, "digest": _digest(fields), "catalogue": fields})
+    text = json.dumps({"fingerprint": state, "catalogue": asdict(registry)})
     with contextlib.suppress(OSError):  # without a cache the next command asks the registry again
-        _write(file, text)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, text)
     return registry
-
-
-def _digest(fields: Any) -> str:
-    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def fingerprint() -> list[Any]:
@@ -222,14 +212,4 @@ def cache_file() -> Path:
     return root / f"registry-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:16]}.json"
 
 
-def _write(file: Path, text: str) -> None:
-    """Write a file atomically, safe against concurrent processes."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(text)
-        Path(name).replace(file)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+_cached = functools.cache(load_catalogue)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tools.cli.printable import printable
-from tools.cli.streams import lost_output, protect_streams
+from tools.cli.streams import protect_streams
 
 HELP = frozenset({"-h", "--help", "help"})
 # Missing packages and full disks are not bugs of this project either.
@@ -47,9 +47,7 @@ def run_command(
     except Exception as error:
         from tools.cli.errors import user_message  # imports Hydra, which few commands need
 
-        text = str(error) if isinstance(error, ValueError | ImportError) else user_message(error)
-        if text is None and isinstance(error, OSError):
-            text = str(error)
+        text = user_message(error) or (str(error) if isinstance(error, REFUSALS) else None)
         if text is None:
             raise
         print(f"{script}: {printable(text)}", file=sys.stderr)
@@ -62,21 +60,21 @@ def exit_with(main: Callable[[], int], *, writes_files: bool = False) -> NoRetur
 
     Args:
         main: Returns the status.
-        writes_files: True for commands that write files and continue if stdout is closed. For the
-            others the printed lines are the result: they end when their pipe closes (``| head``)
-            and fail when the output is full.
+        writes_files: True for commands that write files and continue if stdout is closed. The
+            printed lines of the others are their result: they end when their pipe closes
+            (``| head``).
     """
-    protect_streams()
     warnings.formatwarning = format_warning
     if writes_files:
-        sys.exit(check_current_folder() or main())
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    status = check_current_folder() or main()
-    lost = lost_output()
-    if lost is not None:
-        print(f"error: the output could not be written ({lost})", file=sys.stderr)
-        status = 2
-    sys.exit(status)
+        protect_streams()
+    else:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        Path.cwd()
+    except OSError:
+        print("error: the current folder was removed; cd to another one", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(main())
 
 
 def format_warning(
@@ -88,17 +86,3 @@ def format_warning(
 ) -> str:
     """Return a warning in one line, without the code that raised it."""
     return f"warning: {printable(str(message))}\n"
-
-
-def check_current_folder() -> int:
-    """Return 0, or print one line and return 2 if the current folder was removed."""
-    try:
-        Path.cwd()
-    except OSError:
-        print(
-            "error: the current folder was removed or cannot be read; type cd <another folder> "
-            "and repeat the command",
-            file=sys.stderr,
-        )
-        return 2
-    return 0

@@ -21,29 +21,17 @@ from tools.cli.printable import printable
 OUR_FOLDERS = tuple(
     f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
 )
-FREE = "free space there, or choose another folder"
-REMOVE = "remove or rename it"
-PERMISSION = "check its permissions, or choose another folder"
-# Errors of the operating system, and the remedy to print.
+# Remedies to print with errors of the operating system.
 REMEDIES = {
-    errno.ENOSPC: FREE,
-    errno.EDQUOT: FREE,
-    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
-    errno.EACCES: PERMISSION,
-    errno.EPERM: PERMISSION,
-    errno.EROFS: PERMISSION,
-    errno.EISDIR: f"a file belongs in the place of this folder; {REMOVE}",
-    errno.ENOTDIR: f"a folder belongs in the place of this file; {REMOVE}",
-    errno.EEXIST: REMOVE,
-    errno.ENOTEMPTY: REMOVE,
-    errno.ELOOP: "remove the link",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or pass data.num_workers=0",
-    errno.ENFILE: "close other programs",
-    errno.EIO: "check the disk",
-    errno.ESTALE: "mount the folder again",
-    errno.EBUSY: "close the program that uses it",
+    "free space there, or choose another folder": "ENOSPC EDQUOT",
+    "raise the limit of file sizes (ulimit -f)": "EFBIG",
+    "check its permissions, or choose another folder": "EACCES EPERM EROFS",
+    "remove or rename it": "EISDIR ENOTDIR EEXIST ENOTEMPTY ELOOP",
+    "choose a shorter name": "ENAMETOOLONG",
+    "raise the limit of open files (ulimit -n), or pass data.num_workers=0": "EMFILE ENFILE",
+    "check the disk": "EIO ESTALE EBUSY",
 }
+REMEDY = {getattr(errno, name): text for text, names in REMEDIES.items() for name in names.split()}
 # Messages of torch's and safetensors' writers about a full disk or a file size limit.
 WRITE_FAILURE = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|\(os error (\d+)\)")
 FULL_GPU = re.compile(r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
@@ -76,10 +64,11 @@ def user_message(error: BaseException | None) -> str | None:
     Errors raised by our packages are for the user, also when a library wraps them in another one.
     """
     # A worker that ends can interrupt anything, such as a checkpoint, which then raises first.
-    lost = next(filter(None, map(_worker_message, _causes(error))), None)
+    causes = list(_causes(error))
+    lost = next(filter(None, map(_worker_message, causes)), None)
     if lost is not None:
         return lost
-    while error is not None:
+    for error in causes:
         text = str(error)
         if isinstance(error, OmegaConfBaseException):
             # OmegaConf adds lines of its own around the message of our resolver.
@@ -94,7 +83,6 @@ def user_message(error: BaseException | None) -> str | None:
         frames = traceback.extract_tb(error.__traceback__)
         if frames and frames[-1].filename.startswith(OUR_FOLDERS):
             return text if isinstance(error, ValueError | OSError | ImportError) else None
-        error = error.__cause__ or error.__context__
     return None
 
 
@@ -159,9 +147,9 @@ def is_gpu_memory(error: BaseException) -> bool:
 
 def _file_message(error: BaseException, text: str) -> str | None:
     """Return the message for a file that the system cannot open or write, else None."""
-    if isinstance(error, OSError) and error.errno in REMEDIES:
+    if isinstance(error, OSError) and error.errno in REMEDY:
         place = f"{error.filename}: " if error.filename is not None else ""
-        return f"{place}{error.strerror}; {REMEDIES[error.errno]}"
+        return f"{place}{error.strerror}; {REMEDY[error.errno]}"
     reason = write_failure(error)
     return reason and f"a file could not be written ({reason}); free space, or raise ulimit -f"
 

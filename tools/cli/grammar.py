@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
@@ -60,12 +59,16 @@ def expand(
         if not override.is_sweep_override():
             choices.append([line])
             continue
-        try:
-            texts = list(itertools.islice(_values(override, options), MOST_RUNS + 1))
-        except HydraException:
-            raise ValueError(
-                f"{line} has no end or no step; list the values, as in KEY=1,2,3"
-            ) from None
+        value = override.value()
+        if isinstance(value, Glob) and options is not None:
+            texts = value.filter(list(options(override.key_or_group)))
+        else:
+            try:
+                texts = list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))
+            except HydraException:
+                raise ValueError(
+                    f"{line} has no end or no step; list the values, as in KEY=1,2,3"
+                ) from None
         total *= len(texts)
         if not 0 < total <= MOST_RUNS:
             count = f"more than {MOST_RUNS:,}" if total else "0"
@@ -74,19 +77,6 @@ def expand(
             )
         choices.append([f"{override.get_key_element()}={text}" for text in texts])
     return [list(job) for job in itertools.product(*choices)]
-
-
-def _values(
-    override: Override, options: Callable[[str], Sequence[str]] | None
-) -> Iterator[str] | Iterable[str]:
-    """Yield the values of an option that has several."""
-    value = override.value()
-    if isinstance(value, Glob) and options is not None:
-        return value.filter(list(options(override.key_or_group)))
-    if isinstance(value, RangeSweep):  # Hydra would list it to shuffle it
-        numbers = list(itertools.islice(value.range(), MOST_RUNS + 1))
-        return map(str, random.sample(numbers, len(numbers)) if value.shuffle else numbers)
-    return override.sweep_string_iterator()
 
 
 def apply(config: DictConfig, words: Sequence[str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import re
-import sys
 
 MAX_CHARACTERS = 8_000  # characters of one message
 # Control characters except tab and line feed, and marks that reverse the direction of text.
@@ -30,10 +28,3 @@ def escape_logs() -> None:
     """Escape control characters in all messages of the root logger's handlers."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter("%(message)s"))
-
-
-def escape_undecodable() -> None:
-    """Escape characters that the output streams cannot encode, such as those of file names."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from backbones.options import check_value
 from tasks.engine.devices import count_devices, has_gpu
 
-PROCESSES_PER_CORE, MANY_PROCESSES = 8, 32  # on a CPU; more processes only fill the memory
 BFLOAT16 = (8, 0)  # compute capability of the first GPUs with it (A100)
 FIRST_PROCESS = "MIXERLAB_FIRST_PROCESS"  # set for the processes that a run starts
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -85,12 +83,6 @@ def check_trainer(options: Mapping[str, Any]) -> None:
 
 
 def _find_problem(options: Mapping[str, Any]) -> str | None:
-    check_value("trainer.num_nodes", options["num_nodes"], int)
-    if str(options["precision"]).startswith("transformer-engine"):
-        return (
-            f"trainer.precision={options['precision']} takes layers of another package, which "
-            "runs here do without; pass trainer.precision=bf16-mixed"
-        )
     devices, nodes = count_devices(options), int(options["num_nodes"])
     count, launcher = devices * nodes, find_launcher()
     if launcher is None and "RANK" in os.environ and count == 1:
@@ -129,14 +121,8 @@ def _gpu_problem(options: Mapping[str, Any]) -> str | None:
 
     devices, precision = options["devices"], options["precision"]
     numbers = devices if isinstance(devices, list | tuple) else range(count_devices(options))
-    numbers = [number for number in numbers if isinstance(number, int)]
-    count = torch.cuda.device_count()
-    if max(numbers, default=0) >= count:
-        return (
-            f"trainer.devices={devices}, but torch sees {count} GPU{'s' * (count != 1)}; pass a "
-            f"number up to {count}, or a list such as trainer.devices=[{count - 1}]"
-        )
-    for number in numbers:
+    existing = range(torch.cuda.device_count())  # Lightning refuses others
+    for number in [number for number in numbers if number in existing]:
         capability = torch.cuda.get_device_capability(number)
         if str(precision).startswith("bf16") and capability < BFLOAT16:
             return (
@@ -148,27 +134,10 @@ def _gpu_problem(options: Mapping[str, Any]) -> str | None:
 
 
 def _cpu_problem(options: Mapping[str, Any], count: int) -> str | None:
-    if str(options["strategy"]).startswith("fsdp"):
-        return (
-            "trainer=fsdp needs GPUs, but this run uses the CPU; pass trainer=ddp_cpu for several "
-            "CPU processes or trainer=cpu for one"
-        )
     if options["accelerator"] in ("gpu", "cuda"):
         return (
             f"trainer.accelerator={options['accelerator']}, but torch sees no GPU here; pass "
             "trainer=cpu, or see python tools/doctor.py for what is installed"
-        )
-    devices = options["devices"]
-    if options["accelerator"] == "cpu" and devices != "auto" and not _is_number(devices):
-        return (
-            f"trainer.devices={devices} must be a number of CPU processes or a list of distinct "
-            f"numbers; pass trainer.devices={max(1, count)} or another number from 1 up"
-        )
-    most = max(MANY_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1))
-    if count > most and find_launcher() is None:
-        return (
-            f"trainer.devices={devices} starts too many CPU processes: {os.cpu_count()} cores "
-            f"serve at most {most}; one per core is usual"
         )
     if options["sync_batchnorm"] and count > 1:
         return (
@@ -176,11 +145,3 @@ def _cpu_problem(options: Mapping[str, Any], count: int) -> str | None:
             "trainer.sync_batchnorm=false"
         )
     return None
-
-
-def _is_number(devices: Any) -> bool:
-    if isinstance(devices, list | tuple):
-        numbers = [number for number in devices if isinstance(number, int) and number >= 0]
-        return 0 < len(set(numbers)) == len(devices)
-    text = str(devices)
-    return text.isdigit() and int(text) > 0

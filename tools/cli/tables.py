@@ -16,20 +16,10 @@ Columns = Mapping[str, tuple[str, str]]  # key -> heading and format of the valu
 FORMATS = ("table", "json", "csv")
 TEXT_FORMATS = ("markdown", "latex")  # for tables inside a document
 # Columns aligned to the left.
-LEFT_ALIGNED = (
-    "backbone",
-    "model",
-    "mixer",
-    "verdict",
-    "note",
-    "step",
-    "head",
-    "data",
-    "settings",
-    "paper",
-    "experiment",
-    "class",
-)
+LEFT_ALIGNED = {
+    "backbone", "model", "mixer", "verdict", "note", "step", "head", "data", "settings", "paper",
+    "experiment", "class",
+}  # fmt: skip
 FOLDED = ("backbone", "model", "mixer", "experiment", "head", "reported_metric")
 
 

@@ -124,4 +124,4 @@ def data_name(run: RunRecord) -> str:
 
 def uses_sample_data(run: RunRecord) -> bool:
     """Return True if a run used generated sample data."""
-    return str(run.config.get("data._target_", "")).startswith("datamodules.sample.datamodules.")
+    return str(run.config.get("data._target_", "")).startswith("datamodules.sample.")

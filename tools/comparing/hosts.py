@@ -87,7 +87,7 @@ def _unlike(name: str, options: str, dense: bool) -> str | None:
 
     values = json.loads(options)
     with torch.device("meta"):
-        return unlike_host(create_backbone(name, dense=dense, **values), values | {"dense": dense})
+        return unlike_host(create_backbone(name, dense=dense, **values))
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from tools.papers.recipes import REQUIRED
 from tools.runs.default_values import TOKEN_MIXER
 from tools.runs.folder import may_differ
 
-SAMPLE = "datamodules.sample.datamodules."
+SAMPLE = "datamodules.sample."
 
 # Options of the data of an evaluation on several sets that must equal the row's.
 ON_SETS = ("_target_", "root", "roots", "sets", "published_counts", "image_size")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.engine.devices import count_devices
 from tasks.engine.optimisation.automatic import AUTO, find_rule
@@ -20,9 +20,10 @@ from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
 from tools.config.run_config import compose_config
-from tools.papers.experiments import experiments
-from tools.papers.published import Row
 from tools.papers.recipes import REQUIRED
+
+if TYPE_CHECKING:
+    from tools.papers.published import Row
 
 log = logging.getLogger(__name__).info
 
@@ -45,8 +46,11 @@ def adapt_row(config: RunConfig, like: str | None) -> None:
     name = paper.get("experiment") if isinstance(paper, Mapping) else None
     if config.mode != "fit":
         return
-    row = experiments().get(str(name)) if name else None
-    words = config.overrides
+    words, row = config.overrides, None
+    if name:
+        from tools.papers.experiments import experiments
+
+        row = experiments().get(str(name))
     if row is None:
         _log_lines("", shorten_phases(config, words))
         return

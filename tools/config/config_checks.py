@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backbones.options import check_value, unknown
+from backbones.options import unknown
 from backbones.options.schemas import validate
 from tasks.engine.family import find_family
 from tasks.engine.optimisation.automatic import apply_fixed_schedule, check_auto
@@ -16,11 +16,9 @@ from tasks.engine.run_folder.saved_runs import SOLVED, checkpoint_file
 from tools.cli.catalogue import catalogue
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
-from tools.cli.timm_names import check_timm_name
 from tools.cli.yaml_files import read_yaml
 from tools.config.adapted_rows import adapt_row
 from tools.config.training_length import fill_lengths
-from tools.papers.experiments import find_experiment
 from tools.papers.recipes import REQUIRED, check_data, typed_choice
 
 COLOURS = 3  # channels of images without data.bands
@@ -66,10 +64,6 @@ def _check_host(config: RunConfig) -> None:
     """Check that the backbone has the modality of the task."""
     family, name, registered = find_family(config.task_name), config.backbone["name"], catalogue()
     family.check_host(name, registered.modality(name), registered.hosts_for(family.modality))
-    model = config.backbone.get("model")
-    if model is not None:
-        check_value("backbone.model", model, str)
-        check_timm_name(model)
 
 
 def _follow_bands(config: RunConfig) -> None:
@@ -278,6 +272,8 @@ def _check_pretrained(config: RunConfig) -> None:
     start = find_family(task).started_by
     experiment = (config.paper or {}).get("experiment")
     if experiment is not None:
+        from tools.papers.experiments import find_experiment
+
         raise ValueError(
             f"experiment={experiment} starts from trained weights. Train them:\n"
             f"  python tools/run.py {find_experiment(experiment).train.start}\n"

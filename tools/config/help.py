@@ -13,20 +13,20 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from omegaconf import OmegaConf
 
 from backbones.options import listed, unknown
 from tasks.engine.optimisation.automatic import comment_auto
 from tools.cli.catalogue import catalogue
+from tools.cli.grammar import format_value
 from tools.cli.paths import CONFIGS
 from tools.config.overrides import read_command
+from tools.config.run_config import option_groups
 from tools.papers.experiments import describe, experiments
 
-FLAGS = {"-h", "--help"}
 Kinds = tuple[Literal["channel", "token"], ...]
-HIDDEN_GROUPS = ("published",)  # the papers' tables
 WIDTH = 100
 # Maximum lines per list of names; lists of other groups have 1. If all are full, the screen has 40
 # lines, so it fits a terminal whatever is registered.
@@ -54,13 +54,6 @@ backbone is a host (swin_t) or a host with a channel mixer (swin_t_afbo); not al
 python tools/run.py --help backbone         all {count} names; any option above, mixer, mixer glu
 python tools/run.py --help config task=...  every value that the options compose
 """
-
-
-def help_words(arguments: Sequence[str]) -> list[str] | None:
-    """Return the words beside --help, or None without --help."""
-    if not FLAGS & set(arguments):
-        return None
-    return [argument for argument in arguments if not argument.startswith("-")]
 
 
 def help_text(words: Sequence[str]) -> str:
@@ -111,10 +104,8 @@ def overview() -> str:
 
 def list_groups() -> list[str]:
     """Return the groups of options that have files, the task first."""
-    folders = [path.name for path in CONFIGS.iterdir() if path.is_dir()]
-    return sorted(
-        (name for name in folders if name not in HIDDEN_GROUPS), key=lambda n: (n != "task", n)
-    )
+    groups = option_groups() - {"backbone", "experiment"}
+    return sorted(groups, key=lambda name: (name != "task", name))
 
 
 def _group_files(group: str) -> list[tuple[str, str]]:
@@ -209,18 +200,9 @@ def _show_mixer(name: str, kinds: Kinds) -> str:
     ]
     for option, default in mixer["options"].items():
         usual = " (as the host has it)" if option == "hidden_ratio" and default is None else ""
-        lines += ["", f"  {prefix}.{option}={_format_value(default)}{usual}"]
+        lines += ["", f"  {prefix}.{option}={format_value(default)}{usual}"]
         lines.append(_wrap(" " * 6, [mixer["meanings"].get(option, "")]))
     return "\n".join(lines)
-
-
-def _format_value(value: Any) -> str:
-    """Format a default as users type it."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_format_value, value))}]"
-    return str(value)
 
 
 def _list_mixers(kinds: Kinds) -> str:

@@ -11,8 +11,6 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
 from tools.cli.catalogue import catalogue
-from tools.papers.experiment_configs import experiment_config
-from tools.papers.experiments import experiments
 from tools.papers.recipes import NO_RECIPE, register_resolvers
 
 
@@ -65,7 +63,7 @@ def register_groups() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each retry
     for group in (
         LazyGroup("backbone", lambda: catalogue().backbones, _backbone_config),
-        LazyGroup("experiment", experiments, _experiment_config, "_global_"),
+        LazyGroup("experiment", _experiment_names, _experiment_config, "_global_"),
     ):
         ConfigStore.instance().repo[group.name] = group
     ConfigStore.instance().store(NO_RECIPE, {}, "recipe", "_global_")
@@ -80,7 +78,16 @@ def _backbone_config(name: str) -> dict[str, Any]:
     return schema | {key: f"${{beside_token_mixer:{key}}}" for key in waiting}
 
 
+def _experiment_names() -> Collection[str]:
+    from tools.papers.experiments import experiments
+
+    return experiments()
+
+
 def _experiment_config(name: str) -> dict[str, Any]:
+    from tools.papers.experiment_configs import experiment_config
+    from tools.papers.experiments import experiments
+
     return experiment_config(experiments()[name])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from backbones.options import listed, shortened, unknown
+from backbones.options import unknown
 from tasks.engine.run_folder.bounded_reading import DamagedFile
 from tasks.engine.run_folder.saved_runs import CONFIG
 from tasks.engine.run_folder.schemas import read_run_config
@@ -25,8 +24,6 @@ from tools.cli.quoting import quote
 from tools.cli.typed_network import known_options
 from tools.config.config_checks import GROUPS
 from tools.config.run_config import compose_command, is_choice
-from tools.papers.experiment_configs import check_runnable
-from tools.papers.experiments import find_experiment
 
 
 def compose_checked(words: Sequence[str]) -> DictConfig:
@@ -87,6 +84,9 @@ def _check_group(override: str, overrides: Sequence[str]) -> None:
     if key == "backbone" and re.fullmatch(r"[\w-]+", value) and value not in catalogue().backbones:
         raise ValueError(_backbone_message(value))
     if group == "experiment" and re.fullmatch(r"\w+", value) and value != "null":
+        from tools.papers.experiment_configs import check_runnable
+        from tools.papers.experiments import find_experiment
+
         check_runnable(find_experiment(value), overrides)
     if group in GROUPS and value.startswith("["):
         raise ValueError(f"{override} has several values; pass -m {group}={value.strip('[]')}")
@@ -132,9 +132,7 @@ def _missing_message(error: MissingConfigException) -> str:
     if group == "backbone":  # a backbone has too many options for a message
         return _backbone_message(name)
     options = list(error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")))
-    near = difflib.get_close_matches(name, options, n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"unknown {group} {shortened(name)!r}; {hint}known: {listed(options)}"
+    return unknown(group, name, options)
 
 
 def _backbone_message(backbone: str) -> str:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from omegaconf import DictConfig
 
-from tasks.engine.family import families
 from tools.cli.catalogue import catalogue
 from tools.cli.grammar import expand, key_of, parse
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.quoting import quote, quote_arguments
 from tools.cli.typed_network import join_channel_mixer
-from tools.cli.usual_family import usual_task
-from tools.config.config_checks import read_tasks
 from tools.config.hydra_options import SWEEP, check_hydra, is_hydra_option
 from tools.config.lazy_groups import register_groups
 from tools.config.name_checks import check_names, compose_checked
-from tools.config.sweeps import expand_patterns
 
 JOB = "job"  # option of Hydra's config with the words of a run
 
@@ -79,7 +75,10 @@ def read_command(line: Sequence[str]) -> Command:
         check_names([word for word in words if "=" in word])
         return Command([], hydra=line)  # Hydra handles --info and the like itself
     words = join_channel_mixer(quote_arguments(words, sweep=sweep))
-    words = expand_patterns(words, sweep=sweep, fits=_task_filter(words))
+    if any(set(word) & set("*?") for word in words):
+        from tools.config.sweeps import expand_patterns
+
+        words = expand_patterns(words, sweep=sweep)
     if not sweep:
         config = compose_checked(words)
         jobs = [words] if hydra and not form else []
@@ -119,23 +118,6 @@ def _group_options(group: str) -> list[str]:
     if group == "backbone":
         return list(catalogue().backbones)
     return [path.stem for path in (CONFIGS / group).glob("*.yaml")]
-
-
-def _task_filter(arguments: Sequence[str]) -> Callable[[str, str], bool]:
-    """Return a filter for the options of a group that fit the typed or default task."""
-    values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    task = values.get("task", usual_task())
-
-    def fits(group: str, name: str) -> bool:
-        if group == "backbone":
-            family = families().get(task)
-            return family is None or catalogue().modality(name) == family.modality
-        if group not in ("head", "data", "recipe") or set(task) & set(",*?["):
-            return True
-        tasks = read_tasks(CONFIGS / group / f"{name}.yaml", group)
-        return not tasks or task in tasks
-
-    return fits
 
 
 def varied_keys(words: Sequence[str]) -> list[str]:

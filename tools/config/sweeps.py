@@ -6,8 +6,12 @@ import fnmatch
 from collections.abc import Callable, Sequence
 
 from backbones.options import listed
+from tasks.engine.family import families
 from tools.cli.arguments import select_backbones
+from tools.cli.catalogue import catalogue
 from tools.cli.paths import CONFIGS
+from tools.cli.usual_family import usual_task
+from tools.config.config_checks import read_tasks
 from tools.papers.experiments import experiments
 
 GROUPS = ("task", "head", "data", "trainer", "recipe", "experiment", "protocol")
@@ -16,18 +20,17 @@ WILDCARDS = "*?"
 Fits = Callable[[str, str], bool]
 
 
-def expand_patterns(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> list[str]:
+def expand_patterns(arguments: Sequence[str], *, sweep: bool) -> list[str]:
     """Replace patterns, such as ``backbone=swin_t*``, by the names that they match.
 
     Args:
         arguments: As typed.
         sweep: True if several values are allowed.
-        fits: Returns True if an option of a group fits the command's task.
 
     Raises:
         ValueError: A pattern matches no name, or the command takes a single name.
     """
-    words = []
+    words, fits = [], _task_filter(arguments)
     for argument in arguments:
         key, _, value = argument.partition("=")
         is_plain = not set(value) & set("()[]{}'\"")
@@ -64,3 +67,20 @@ def _match(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> list
             raise ValueError(f"no {group} for this task matches {item!r}; known: {all_names}")
         names += matching if pattern else [item]
     return list(dict.fromkeys(names))
+
+
+def _task_filter(arguments: Sequence[str]) -> Fits:
+    """Return a filter for the options of a group that fit the typed or default task."""
+    values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    task = values.get("task", usual_task())
+
+    def fits(group: str, name: str) -> bool:
+        if group == "backbone":
+            family = families().get(task)
+            return family is None or catalogue().modality(name) == family.modality
+        if group not in ("head", "data", "recipe") or set(task) & set(",*?["):
+            return True
+        tasks = read_tasks(CONFIGS / group / f"{name}.yaml", group)
+        return not tasks or task in tasks
+
+    return fits

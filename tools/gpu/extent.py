@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-PASS, FAIL, ABSENT, MEASURED = "pass", "fail", "absent", "measured"  # measured: has no goal
+PASS, FAIL, ABSENT, MEASURED = "pass", "fail", "absent", "measured"  # measured: without a goal
 HOSTS = {"swin_t": 128, "poolformer_s12": 128, "edgevit_xxs": 128, "deit_t": 512}
 # The slowest token mixers over attention, whose launches or recurrences a compiler may help.
 TWELVE = (

@@ -96,7 +96,7 @@ def _attempt(part: Part, name: str, setting: Setting) -> Iterator[Record]:
 def main(part: str, device: str, extent: str, folder: str, *names: str) -> int:
     """Print the records of this process and return its exit status."""
     setting = Setting(device, EXTENTS[extent], Path(folder))
-    lines, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no record
+    lines, sys.stdout = sys.stdout, sys.stderr  # libraries print to stderr
     with (setting.folder / TURN).open("w") as turn, contextlib.closing(lines):
         for record in check_names(PARTS[part], list(names), setting, turn):
             print(json.dumps({"part": part, **record}), file=lines, flush=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import nn
 
-from backbones.analysis.matching import solve_match
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
+from backbones.options import matches_of
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoints.entries import BUILT
@@ -27,13 +27,15 @@ from tasks.engine.run_folder.run_config import RunConfig
 from tools.cli.processes import check_trainer, is_first_process
 from tools.config.config_checks import check_warmup
 from tools.config.training_length import OVERFIT
-from tools.runs import predict_mode, report, resume, trainer
+from tools.runs import report, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.logger_setup import make_loggers
 from tools.runs.optional_callbacks import make_callbacks
 from tools.runs.source import Source, keep_source, read_source
-from tools.runs.untrained import evaluate_once, trains
+
+if TYPE_CHECKING:
+    from tools.runs.resume import Start
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Components:
     engine: Trainer
     facts: dict[str, Any]
     code: Source
-    start: resume.Start | None = None
+    start: Start | None = None
 
 
 def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Components:
@@ -92,7 +94,9 @@ def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Compo
     options, start = config.trainer, None
     shape = report.input_shape(config, datamodule)
     if resumed:
-        start = resume.find_start(folder, config.ckpt, task, options)
+        from tools.runs.resume import find_start
+
+        start = find_start(folder, config.ckpt, task, options)
     facts = _known_facts(config, task, shape) | loaded | {"git_commit": code.commit}
     engine = trainer.make_trainer(
         options,
@@ -135,7 +139,10 @@ def _check_untrained(backbone: nn.Module, mode: str) -> None:
 
 def _restarted(config: RunConfig, resumed: bool) -> RunConfig:
     """Return the config of the network; that of a resumed run has its weights in a checkpoint."""
-    return resume.without_start(config) if resumed else config
+    if not resumed:
+        return config
+    backbone = {**config.backbone, "pretrained": None}
+    return config.model_copy(update={"backbone": backbone, "keep_classifier": False})
 
 
 def _load(task: BaseTask, checkpoint: Checkpoint, precision: str) -> dict[str, Any]:
@@ -157,9 +164,13 @@ def check_config(config: RunConfig) -> RunConfig:
         choices = {key: v for key, v in config.optimizer.items() if v != automatic.AUTO}
         check_optimizer({"lr": 1.0, **choices})
     automatic_batch = {k: v for k, v in config.data.items() if v == automatic.AUTO}
-    backbone = {"name": config.backbone["name"], **solve_match(**config.backbone)}
-    check_trainer(config.trainer)
+    backbone = config.backbone
+    if any(matches_of(backbone.get(group)) for group in ("mixer", "token_mixer")):
+        from backbones.analysis.matching import solve_match
+
+        backbone = {"name": backbone["name"], **solve_match(**backbone)}
     trainer.check_trainer_options(values.trainer)
+    check_trainer(config.trainer)
     if config.mode == "fit":
         family = find_family(config.task_name)
         metrics = {metric.name: metric.direction for metric in family.metrics} | {"loss": "min"}
@@ -178,7 +189,7 @@ def check_settings(config: RunConfig) -> None:
     config = check_config(config)
     datamodule, _ = _datamodule(config, None)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        build_backbone(resume.without_start(config), datamodule)
+        build_backbone(_restarted(config, resumed=True), datamodule)
 
 
 def _callbacks(config: RunConfig, folder: Path, task: BaseTask) -> list[Callback]:
@@ -194,7 +205,11 @@ def _datamodule(config: RunConfig, checkpoint: Checkpoint | None) -> tuple[Any, 
         data = automatic.with_measured(values.data, checkpoint.values.get(BUILT))
         values = values.model_copy(update={"data": data})
     datamodule = build(values.data, "data", seed=config.seed, predict_path=config.input)
-    return datamodule, predict_mode.needs_no_data(config, datamodule, checkpoint)
+    if checkpoint is None or config.input is None:
+        return datamodule, False
+    from tools.runs.predict_mode import needs_no_data
+
+    return datamodule, needs_no_data(config, datamodule, checkpoint)
 
 
 def _prepare(config: RunConfig, datamodule: Any, backbone: nn.Module) -> None:
@@ -208,6 +223,11 @@ def _prepare(config: RunConfig, datamodule: Any, backbone: nn.Module) -> None:
         check_warmup(config.schedule, config.trainer)
     if config.mode == "fit" and is_first_process():
         datamodule.check_files()
+
+
+def trains(task: BaseTask) -> bool:
+    """Return True if the network has a weight to train."""
+    return any(parameter.requires_grad for parameter in task.model.parameters())
 
 
 def solves(model: nn.Module) -> bool:
@@ -228,7 +248,9 @@ def execute(
     """
     task, datamodule, engine = parts.task, parts.datamodule, parts.engine
     if config.mode == "predict":
-        return predict_mode.predict(engine, task, datamodule)
+        from tools.runs.predict_mode import predict
+
+        return predict(engine, task, datamodule)
     if config.mode != "fit" and datamodule.parts:
         evaluate_parts = imported(task.family.parts_evaluation, "tools.runs.robustness_mode")
         return evaluate_parts(engine, task, datamodule, config, folder)
@@ -237,16 +259,20 @@ def execute(
     mark_latest(folder)
     if is_first_process():
         keep_source(folder, parts.code, network=task.model)
-    report.log_network(task.model.backbone, config.backbone | datamodule.backbone_arguments)
+    report.log_network(task.model.backbone)
     if solves(task.model):
         from tools.runs import frozen_fit
 
         return frozen_fit.solve(engine, task, datamodule, config.seed)
     if not trains(task):
+        from tools.runs.untrained import evaluate_once
+
         return evaluate_once(engine, task, datamodule)
     report.log_start(parts.facts, config, datamodule, engine.world_size)
     if parts.start:
-        resume.log_start(parts.start, new_length)
+        from tools.runs.resume import log_start
+
+        log_start(parts.start, new_length)
         update_config(folder, config, resumed=True)
         report.reopen(folder)
     keep, started = config.checkpoints, time.perf_counter()

@@ -25,7 +25,6 @@ from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
 from tools.runs import lock
-from tools.runs.default_values import STOPPING, comparable_config, is_default
 from tools.runs.nodes import NODES
 
 log_info = logging.getLogger(__name__).info
@@ -68,6 +67,7 @@ TEACHER = "task.distillation.checkpoint"
 # Length of the training, which may change on resuming.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
 # The direction of early stopping is derived where there is patience.
+STOPPING = "callbacks.early_stopping"
 PATIENCE = f"{STOPPING}.patience"
 # Ways to compute the same, with other roundings.
 ROUNDS = ("trainer.accelerator", "trainer.compile")
@@ -271,6 +271,8 @@ def differences(folder: Path, config: RunConfig) -> list[str]:
     These count as equal: a value that the run chose itself and the command leaves open, a default
     that only one of them lists, and a file that the run started from and that has moved.
     """
+    from tools.runs.default_values import comparable_config, is_default
+
     saved = read_config(folder / CONFIG)
     before, now = (comparable_config(flatten(content)) for content in (saved, config.plain()))
     return [

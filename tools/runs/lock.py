@@ -1,4 +1,8 @@
-"""One training at a time in a run folder: a lock that names its holder and outlives no process."""
+"""One training at a time in a run folder: a lock that names its holder and ends with its process.
+
+``filelock`` guards the take-over. Its own lock lacks the holder's name and a sign of life, by which
+a run on another machine is told from one that has ended.
+"""
 
 from __future__ import annotations
 

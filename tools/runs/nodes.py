@@ -85,7 +85,7 @@ class Nodes:
             self._store = None
 
     def share(self, name: str, folder: Path | None) -> Path | None:
-        """Return a folder of the first process, or None where it has none.
+        """Return a folder of the first process, or None without one.
 
         Args:
             name: Meaning of the folder, the same in all processes.

@@ -23,15 +23,11 @@ log_info = rank_zero_only(logging.getLogger(__name__).info)
 SHOWN = 20  # inputs whose answers are printed
 
 
-def needs_no_data(
-    config: RunConfig, datamodule: BaseDataModule, checkpoint: Checkpoint | None
-) -> bool:
+def needs_no_data(config: RunConfig, datamodule: BaseDataModule, checkpoint: Checkpoint) -> bool:
     """Return True if a run only predicts the user's inputs and can omit the data set.
 
     The targets then come from the checkpoint; all of ours have them.
     """
-    if checkpoint is None or config.input is None:
-        return False
     targets = read_targets(config.task, checkpoint)
     if targets is not None:
         datamodule.predict_only(**targets)

@@ -125,14 +125,9 @@ def log_start(
         log_info(line)
 
 
-def log_network(backbone: Backbone, options: Mapping[str, Any]) -> None:
-    """Log how a network differs from its plain host, such as a missing class token.
-
-    Args:
-        backbone: Backbone as built.
-        options: Its options in the config and those that the data decide.
-    """
-    unlike = unlike_host(backbone, options)
+def log_network(backbone: Backbone) -> None:
+    """Log how a network differs from its plain host, such as a missing class token."""
+    unlike = unlike_host(backbone)
     if unlike is not None:
         log_info(unlike)
 

@@ -16,7 +16,6 @@ from tasks.engine.base import BaseTask
 from tasks.engine.checkpoints.data_position import Position
 from tasks.engine.checkpoints.exact_resume import CHECKPOINTS, ExactResume
 from tasks.engine.checkpoints.files import LAST, PREVIOUS, open_own
-from tasks.engine.run_folder.run_config import RunConfig
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -34,12 +33,6 @@ class Start:
         checkpoint, self.checkpoint = self.checkpoint, None
         assert checkpoint is not None, "taken already"
         return checkpoint
-
-
-def without_start(config: RunConfig) -> RunConfig:
-    """Return a config whose network is built without the weights that its run began with."""
-    backbone = {**config.backbone, "pretrained": None}
-    return config.model_copy(update={"backbone": backbone, "keep_classifier": False})
 
 
 def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[str, Any]) -> Start:

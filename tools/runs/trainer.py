@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -34,7 +34,9 @@ from tasks.engine.family import Direction
 from tasks.engine.loops.lightning_private import use_exact_loops, use_own_signals
 from tools.config.training_length import OVERFIT
 from tools.runs.optional_callbacks import make_profiler
-from tools.runs.resume import Start
+
+if TYPE_CHECKING:
+    from tools.runs.resume import Start
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -136,7 +138,8 @@ def make_trainer(
         RuntimeError,
         ImportError,
     ) as error:
-        raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"Lightning refuses the options of trainer: {reason}") from error
     use_exact_loops(trainer)
     use_own_signals(trainer)
     _warn_crowded(trainer)

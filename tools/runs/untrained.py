@@ -17,11 +17,6 @@ from tools.runs.trainer import evaluate
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
-def trains(task: BaseTask) -> bool:
-    """Return True if the network has a weight to train."""
-    return any(parameter.requires_grad for parameter in task.model.parameters())
-
-
 def evaluate_once(engine: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dict[str, float]:
     """Validate and test a network without weights, and save its checkpoint for predictions.
 

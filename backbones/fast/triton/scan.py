@@ -40,7 +40,7 @@ def _end_chunks(
     total = tl.zeros([LANES], ACC)
     for step in range(chunk * length, tl.minimum(count, (chunk + 1) * length)):
         token = first + (count - 1 - step if BACKWARD else step)
-        # Backward, a state decays by the number of the token after it; the last token has none.
+        # Backward, a state decays by the number of the token after it; the last one decays by zero.
         decay_of = token + 1 if BACKWARD else token
         at = inside & (decay_of < count)
         exponent = tl.load(log_decay + decay_of * lanes + lane, mask=at, other=0.0).to(ACC)

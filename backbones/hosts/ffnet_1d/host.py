@@ -25,10 +25,6 @@ from torch import Tensor, nn
 
 from backbones.base import FeatureInfo
 from backbones.hosts.ffnet_1d.blocks import SeriesBlock
-from backbones.hosts.ffnet_1d.checkpoint_conversion import (
-    convert_official_state_dict,
-    is_official,
-)
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.series import LOOKBACK, VARIABLES, SeriesBackbone
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
@@ -125,11 +121,15 @@ class FFNet1D(SeriesBackbone):
 
     def is_official(self, tensors: Mapping[str, Tensor]) -> bool:
         """Return True for tensors under the authors' names."""
+        from backbones.hosts.ffnet_1d.checkpoint_conversion import is_official
+
         return is_official(tensors)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the authors' tensors, and leave out those that their code never uses."""
-        if is_official(state_dict):
+        from backbones.hosts.ffnet_1d.checkpoint_conversion import convert_official_state_dict
+
+        if self.is_official(state_dict):
             return convert_official_state_dict(state_dict, self.kernels)
         return state_dict
 

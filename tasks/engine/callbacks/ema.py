@@ -1,4 +1,8 @@
-"""Averages of a model's weights, for evaluation and use."""
+"""Averages of a model's weights, for evaluation and use.
+
+Lightning's ``EMAWeightAveraging`` averages in the weights' own precision, reports the average alone
+and stores it under other names than the checkpoints of earlier runs.
+"""
 
 from __future__ import annotations
 

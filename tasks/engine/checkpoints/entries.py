@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from backbones.checkpoints.behaviour import fingerprint
 from backbones.checkpoints.equations import FINGERPRINT, RECORD
 from backbones.options import plain_config
-from tasks.engine.callbacks.ema import WeightEMA
+
+if TYPE_CHECKING:
+    from tasks.engine.callbacks.ema import WeightEMA
 
 BUILT = "config"  # config of the task
 # The average: if the run reports it, and if the run reports the weights.

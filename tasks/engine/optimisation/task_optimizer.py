@@ -13,7 +13,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim.lr_scheduler import LambdaLR
 
 from tasks.engine.batches import batches_of_step
-from tasks.engine.callbacks.ema import ScheduleFreeAverage, WeightEMA
 from tasks.engine.optimisation.optimizer import (
     SCHEDULE_FREE,
     build_optimizer,
@@ -49,6 +48,8 @@ def optimizer_and_schedule(task: Any) -> OptimizerLRScheduler:
         log_info(note)
     optimizer = build_optimizer(task.model, task._rules, batch, **options)
     if options["name"] in SCHEDULE_FREE:
+        from tasks.engine.callbacks.ema import ScheduleFreeAverage
+
         task.ema = ScheduleFreeAverage(optimizer, task.model)
     steps = int(trainer.estimated_stepping_batches)
     warning = None if task.ema is None else task.ema.decay_warning(steps)
@@ -86,11 +87,14 @@ def check_training(task: Any, strategy: Any, batch: int) -> None:
             f"optimizer.name={options['name']} averages the weights instead of lowering the "
             "rate: pass schedule.name=constant, with or without a warm-up"
         )
-    if is_schedule_free and type(task.ema) is WeightEMA:
-        raise ValueError(
-            f"optimizer.name={options['name']} keeps its own average of the weights: pass "
-            "task.ema=null"
-        )
+    if is_schedule_free:
+        from tasks.engine.callbacks.ema import WeightEMA
+
+        if type(task.ema) is WeightEMA:
+            raise ValueError(
+                f"optimizer.name={options['name']} keeps its own average of the weights: pass "
+                "task.ema=null"
+            )
     rate = scaled_lr(options["lr"], options.get("reference_batch"), batch)
     learning_rate_factor(1, 1, rate, **task.schedule_options)
 

@@ -27,6 +27,7 @@ MOVED = {
     "tasks.detection": "tasks.detection.task",
     "tasks.segmentation": "tasks.segmentation.task",
 }
+SCENES = {f"Sample{task}": "datamodules.sample.dense" for task in ("Detection", "Segmentation")}
 
 # Mixer: options that came later or had another default, with which older networks were built.
 EARLIER_OPTIONS: dict[str, dict[str, Any]] = {"iffn": {"norm": "batch", "dw_residual": False}}
@@ -35,7 +36,9 @@ EARLIER_OPTIONS: dict[str, dict[str, Any]] = {"iffn": {"norm": "batch", "dw_resi
 def current_target(target: Any) -> Any:
     """Return a ``_target_`` with the module that has its class now."""
     module, _, name = target.rpartition(".") if isinstance(target, str) else ("", "", "")
-    return f"{MOVED[module]}.{name}" if module in MOVED else target
+    module = MOVED.get(module, module)
+    place = SCENES.get(name, module) if module == "datamodules.sample.datamodules" else module
+    return f"{place}.{name}" if module else target
 
 
 def with_current_targets(config: Any) -> Any:
