@@ -11,6 +11,7 @@ from typing import Any
 
 from tasks.engine.devices import count_devices, has_gpu
 
+PROCESSES_PER_CORE, MANY_PROCESSES = 8, 32  # on a CPU; more processes only fill the memory
 BFLOAT16 = (8, 0)  # compute capability of the first GPUs with it (A100)
 FIRST_PROCESS = "MIXERLAB_FIRST_PROCESS"  # set for the processes that a run starts
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -139,6 +140,10 @@ def _cpu_problem(options: Mapping[str, Any], count: int) -> str | None:
             f"trainer.accelerator={options['accelerator']}, but torch sees no GPU here; pass "
             "trainer=cpu, or see python tools/doctor.py for what is installed"
         )
+    most = max(MANY_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1))
+    if count > most and find_launcher() is None:  # Lightning would start them
+        devices = options["devices"]
+        return f"trainer.devices={devices} starts {count} CPU processes; pass at most {most}"
     if options["sync_batchnorm"] and count > 1:
         return (
             "trainer.sync_batchnorm=true needs GPUs, but this run uses the CPU; pass "
