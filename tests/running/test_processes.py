@@ -86,6 +86,7 @@ def test_trainers_that_fit_the_started_processes(values, options, environment):
         ({**SRUN, "ENVIRONMENT": "BATCH"}, TWO, "start 2 processes with srun"),
         ({}, TWO | {"sync_batchnorm": True}, "trainer.sync_batchnorm=false"),
         ({}, ONE | {"accelerator": "cuda"}, "trainer.accelerator=cuda, but torch sees no GPU"),
+        ({}, TWO | {"devices": 100_000}, "trainer.devices=100000 starts 100000 CPU processes"),
     ],
 )
 def test_the_first_process_refuses_other_trainers(values, options, said, environment):

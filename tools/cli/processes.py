@@ -141,11 +141,9 @@ def _cpu_problem(options: Mapping[str, Any], count: int) -> str | None:
             "trainer=cpu, or see python tools/doctor.py for what is installed"
         )
     most = max(MANY_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1))
-    if count > most and find_launcher() is None:
-        return (
-            f"trainer.devices={options['devices']} starts too many CPU processes: "
-            f"{os.cpu_count()} cores serve at most {most}; one per core is usual"
-        )
+    if count > most and find_launcher() is None:  # Lightning would start them
+        devices = options["devices"]
+        return f"trainer.devices={devices} starts {count} CPU processes; pass at most {most}"
     if options["sync_batchnorm"] and count > 1:
         return (
             "trainer.sync_batchnorm=true needs GPUs, but this run uses the CPU; pass "
