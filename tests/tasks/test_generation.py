@@ -342,6 +342,13 @@ def test_the_published_recipe():
     assert config.task["ema"]["decay"] == 0.9999
 
 
+def test_samples_of_latents_need_a_vae():
+    with pytest.raises(ValueError, match=r"samples with 4 channels are latents; pass head\.vae="):
+        Generator(latent_generator().backbone).check_images()
+    latent_generator().check_images()
+    generator().check_images()
+
+
 def test_the_extractor_of_torch_fidelity_scores_images(tmp_path, monkeypatch):
     module = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
     kind = module.FeatureExtractorInceptionV3

@@ -29,6 +29,7 @@ from mmengine.model import PretrainedInit
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
+import backbones.mm  # noqa: F401  registers our hosts
 from tasks.engine.optimisation.param_groups import parameter_rules
 from tools.exports.mm_configs import training_config
 from tools.exports.requests import MARK, new_folder
