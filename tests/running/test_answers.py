@@ -7,6 +7,7 @@ from tasks.engine.answers import FILE
 from tasks.engine.family import families
 from tests.families import rest_slow
 from tests.runs import SMALLEST, completed, summary
+from tests.stand_ins import write_fashion_mnist
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
@@ -38,7 +39,8 @@ def test_a_text_has_the_loss_of_its_words(tmp_path, capsys):
     check_answers(words, "loss", tmp_path, capsys, is_mean=False)
 
 
-def check_answers(typed, metric, tmp_path, capsys, *, is_mean=True):
+def check_answers(typed, metric, tmp_path, capsys, *, is_mean=True, samples=None):
+    """Train and test; return the folder of the test."""
     usual = ("trainer=cpu", "logger=csv", f"output_dir={tmp_path}")
     few = ("trainer.max_epochs=1", "schedule.warmup=0", "schedule.name=constant")
     fitted = completed([*typed, *usual, *few], capsys).folder()
@@ -46,13 +48,14 @@ def check_answers(typed, metric, tmp_path, capsys, *, is_mean=True):
     facts = summary(tested)
     if not metric:
         assert not (tested / FILE).exists()
-        return
+        return tested
     answers = read(tested)
     assert str(answers["metric"]) == metric
     assert answers["value"].dtype == np.float32
     assert np.isfinite(answers["value"]).all()
-    data = facts["data"]["samples"]
-    assert len(answers["value"]) == len(set(answers["ids"])) == data.get("test", data["val"])
+    counts = facts["data"]["samples"]
+    expected = samples or counts.get("test", counts["val"])
+    assert len(answers["value"]) == len(set(answers["ids"])) == expected
     assert str(tmp_path) not in str(answers["ids"])
     assert not str(answers["ids"][0]).startswith("/")
     if is_mean and metric in facts["metrics"].keys() & MEANS:
@@ -61,3 +64,13 @@ def check_answers(typed, metric, tmp_path, capsys, *, is_mean=True):
     of_training = read(fitted)
     assert (of_training["ids"] == answers["ids"]).all()
     np.testing.assert_array_equal(of_training["value"], answers["value"])
+    return tested
+
+
+def test_images_that_select_stay_out_of_the_answers(tmp_path, capsys):
+    write_fashion_mnist(tmp_path)
+    words = ("task=classification", "data=fashion_mnist", f"data.root={tmp_path}",
+             "data.num_workers=0", "data.batch_size=10", "backbone=resnet18",
+             "backbone.patch_size=1", "trainer.max_steps=2", "data.resident=true")  # fmt: skip
+    folder = check_answers(words, "top1", tmp_path / "out", capsys, samples=20)
+    assert read(folder)["ids"][3] == "t10k-images-idx3-ubyte.gz, row 3"
