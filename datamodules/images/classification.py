@@ -185,11 +185,11 @@ class ClassificationDataModule(ImageDataModule):
         option = f"data.selection_share={self.selection_share}"
         rule = "is for images in files, CIFAR's and Fashion-MNIST, with one label each"
         refuse(option, {rule: not hasattr(images, "select")})
-        drawn = draw_rows(images.labels, self.selection_share)
-        left = set(images.labels[~drawn].tolist())
-        alone = [self.class_names[label] for label in set(images.labels.tolist()) - left]
-        refuse(option, {"leaves no training image of the classes": alone})
-        train, val = (images.select(np.flatnonzero(rows)) for rows in (~drawn, drawn))
+        is_val = draw_rows(images.labels, self.selection_share)
+        untrained = set(images.labels.tolist()) - set(images.labels[~is_val].tolist())
+        class_names = [self.class_names[label] for label in untrained]
+        refuse(option, {"leaves no training image of the classes": class_names})
+        train, val = (images.select(np.flatnonzero(rows)) for rows in (~is_val, is_val))
         val.transform = self._eval
         test = self.dataset("val")
         log(
@@ -345,12 +345,12 @@ class ClassificationDataModule(ImageDataModule):
 
 def draw_rows(labels: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
     """Return True for a share of the images of each class, rounded up, the same in every run."""
-    drawn = np.zeros(len(labels), bool)
+    is_chosen = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         places = np.flatnonzero(labels == label)
         order = np.random.default_rng([SELECTION_SEED, label]).permutation(places)
-        drawn[order[: math.ceil(share * len(places))]] = True
-    return drawn
+        is_chosen[order[: math.ceil(share * len(places))]] = True
+    return is_chosen
 
 
 def collate(samples: list[Sample]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,7 +91,7 @@ class ElpvDataModule(ClassificationDataModule):
             names.append(name)
             types.append(kind)
         strata = [f"{level} {kind}" for level, kind in zip(levels, types, strict=True)]
-        few = sorted({one for one in strata if strata.count(one) < self.folds})
+        few = sorted(kind for kind, count in Counter(strata).items() if count < self.folds)
         refuse(file, {f"has fewer than data.folds={self.folds} images of a kind": few or not names})
         folds = StratifiedKFold(self.folds, shuffle=True, random_state=0)
         train, val = list(folds.split(names, strata))[self.val_fold - 1]
@@ -99,8 +100,10 @@ class ElpvDataModule(ClassificationDataModule):
             labels = (labels >= len(LEVELS) // 2).astype(np.int64)
         make = self.augmentation
         return {
-            split: self.files(self.folder, [names[i] for i in rows], labels[rows].tolist(), made)
-            for split, rows, made in (
+            split: self.files(
+                self.folder, [names[i] for i in rows], labels[rows].tolist(), transform
+            )
+            for split, rows, transform in (
                 ("train", train, make.train(self.image_size)), ("val", val, self._eval)
             )
         }  # fmt: skip

@@ -74,7 +74,9 @@ class FashionMNISTDataModule(ClassificationDataModule):
         """Read the files and check them."""
         make = self.augmentation
         transforms = {"train": make.train(self.image_size), "val": self._eval}
-        return {split: self._split(FILES[split], made) for split, made in transforms.items()}
+        return {
+            split: self._split(FILES[split], transform) for split, transform in transforms.items()
+        }
 
     def _split(self, name: str, transform: Transform) -> SeededDataset:
         path = self._find(f"{name}-images-idx3-ubyte")
