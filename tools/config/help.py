@@ -26,7 +26,7 @@ from tools.papers.experiments import describe, experiments
 
 FLAGS = {"-h", "--help"}
 Kinds = tuple[Literal["channel", "token"], ...]
-HIDDEN_GROUPS = ("published",)  # the papers' tables
+HIDDEN_GROUPS = ("published", "plans")  # the papers' tables, plans of comparisons
 WIDTH = 100
 # Maximum lines per list of names; lists of other groups have 1. If all are full, the screen has 40
 # lines, so it fits a terminal whatever is registered.
