@@ -9,6 +9,7 @@ import yaml
 from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_macs
 from tests.runs import CONFIGS, composed
+from tools.cli.typed_network import join_channel_mixer
 
 PLANS = sorted((CONFIGS / "plans").glob("*.yaml"))
 
@@ -30,7 +31,8 @@ def test_every_mixer_of_a_plan_fits_every_host(path):
     plan = yaml.safe_load(path.read_text())
     for host, mixer in itertools.product(plan["host"], plan["mixer"]):
         words = f"backbone={host} backbone.mixer.name={mixer}".split()
-        config = composed(f"task={plan['task']}", "data.image_size=32", *words)
+        words = join_channel_mixer([*words, f"task={plan['task']}", "data.image_size=32"])
+        config = composed(*words)
         with torch.device("meta"):
             assert create_backbone(**config.backbone).channel_mixers()
 
