@@ -492,11 +492,16 @@ def find_host(name: str) -> HostEntry:
 def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
     """Return the mixer of this name, and of this kind if one is given.
 
+    Where a channel mixer is asked for, the name of a token mixer stands for its counterpart:
+    "identity" for "identity_ffn".
+
     Raises:
         ValueError: Unknown name.
     """
     check_value("a mixer's name", name, str)
     entry = _find("mixers", name)
+    if entry is not None and kind == "channel" != entry.kind:
+        entry = _find("mixers", f"{name}_{OWN_FFN}")
     if entry is None or kind not in (None, entry.kind):
         raise ValueError(unknown(f"{kind or ''} mixer".strip(), name, list_mixers(kind)))
     return entry

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from datamodules.dense.voc import VOCDataModule
     from datamodules.images.cifar100 import CIFAR10DataModule, CIFAR100DataModule
     from datamodules.images.class_folders import ClassFoldersDataModule
+    from datamodules.images.elpv import ElpvDataModule
+    from datamodules.images.idx import FashionMNISTDataModule
     from datamodules.images.image_folder import ImageFolderDataModule
     from datamodules.images.image_parquet import ImageParquetDataModule
     from datamodules.images.image_tars import ImageTarsDataModule
@@ -37,6 +39,8 @@ __all__ = [
     "CityscapesDataModule",
     "ClassFoldersDataModule",
     "CocoDataModule",
+    "ElpvDataModule",
+    "FashionMNISTDataModule",
     "INaturalist2019DataModule",
     "ImageFolderDataModule",
     "ImageParquetDataModule",
@@ -61,6 +65,8 @@ _MODULES = {
     "dense.voc": ("VOCDataModule",),
     "images.cifar100": ("CIFAR10DataModule", "CIFAR100DataModule"),
     "images.class_folders": ("ClassFoldersDataModule",),
+    "images.elpv": ("ElpvDataModule",),
+    "images.idx": ("FashionMNISTDataModule",),
     "images.image_folder": ("ImageFolderDataModule",),
     "images.image_parquet": ("ImageParquetDataModule",),
     "images.image_tars": ("ImageTarsDataModule",),

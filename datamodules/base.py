@@ -37,6 +37,7 @@ WORKERS_PER_CORE, MANY_WORKERS = 8, 32
 TRIED = 100  # samples that a preview tries in place of broken ones
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: dict[Split, str] = {"val": "validation", "train": "training"}
+TEST_SPLIT: dict[Split, str] = {"test": "test"}  # of data whose test has samples of its own
 
 
 class BaseDataModule(LightningDataModule):
@@ -207,8 +208,9 @@ class BaseDataModule(LightningDataModule):
             ValueError: A file is broken.
         """
         started = time.monotonic()
-        checked, counts = [], dict.fromkeys(SPLITS, 0)
-        for split, name in SPLITS.items():
+        checked, counts = [], dict.fromkeys(SPLITS | TEST_SPLIT, 0)
+        splits = SPLITS | (TEST_SPLIT if "test" in self._datasets else {})
+        for split, name in splits.items():
             check = self.file_check(split)
             if check is not None:
                 from datamodules.files.headers import check_each
@@ -289,7 +291,7 @@ class BaseDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Return the batches of ``predict_path``, or else the validation batches."""
-        return self._eval_loader("predict" if "predict" in self._datasets else "val")
+        return self._eval_loader_of(self._to_predict())
 
     def normalise(self, batch: Any) -> Any:
         """Return a loader's batch as networks take it; unchanged by default.

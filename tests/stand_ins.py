@@ -1,6 +1,7 @@
 """Published data sets with a few tiny pictures in the places of theirs."""
 
 import functools
+import gzip
 import io
 import json
 import pickle
@@ -97,6 +98,32 @@ def write_inaturalist(root, per_class=2):
                     {"id": image, "image_id": image, "category_id": category}
                 )
         (root / f"{split}2019.json").write_text(json.dumps(content))
+
+
+def write_fashion_mnist(root, train=40, test=20, pack=gzip.compress):
+    """Fashion-MNIST's four idx files; the classes by turns."""
+    generator = np.random.default_rng(0)
+    for name, count in (("train", train), ("t10k", test)):
+        pixels = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        arrays = {"images-idx3": pixels, "labels-idx1": np.arange(count, dtype=np.uint8) % 10}
+        for kind, array in arrays.items():
+            head = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
+            ending = ".gz" if pack is gzip.compress else ""
+            file = root / f"{name}-{kind}-ubyte{ending}"
+            file.write_bytes(pack(head + array.tobytes()))
+
+
+def write_elpv(root, copies=5):
+    """ELPV's table and images: each probability and type in turn."""
+    (root / "images").mkdir()
+    kinds = [(level, kind) for level in ("0.0", "0.3333333333333333", "0.6666666666666666", "1.0")
+             for kind in ("mono", "poly")]  # fmt: skip
+    lines = []
+    for number, (level, kind) in enumerate(copies * kinds):
+        name = f"images/cell{number:04d}.png"
+        Image.new("L", (30, 30), number * 5).save(root / name)
+        lines.append(f"{name}  {level:20}{kind}\n")
+    (root / "labels.csv").write_text("".join(lines))
 
 
 def write_cifar10(root, rows=4):

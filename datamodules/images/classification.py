@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from datamodules.base import SPLITS, Split, check_minimum
+from datamodules.base import SPLITS, TEST_SPLIT, Split, check_minimum
 from datamodules.files.bands import Bands, read_bands
 from datamodules.files.console import log
 from datamodules.files.decoding import load_rgb
@@ -37,6 +39,7 @@ from datamodules.loading.resident import ResidentDataset, check_room, read_entri
 from datamodules.loading.sampling import EvalSampler, NamedDataset, SeededDataset, process_group
 
 UNLABELLED = -1
+SELECTION_SEED = 0  # of the draw that ``selection_share`` makes, the same in every run
 REQUIRED = "required"  # for recipes: the command must pass token_labels
 Boxes = Literal["image", "released"]  # see ``token_labels.LabelledTransform``
 Sample = dict[str, Tensor | int]
@@ -68,6 +71,12 @@ class ImageFiles:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def select(self, indices: NDArray[np.int64]) -> Self:
+        """Return the dataset of some of the files."""
+        files = copy.copy(self)
+        files.names, files.labels = self.names[indices], self.labels[indices]
+        return files
 
     def path(self, index: int) -> str:
         """Return the file of a sample."""
@@ -104,6 +113,8 @@ class ClassificationDataModule(ImageDataModule):
         token_boxes: Position of the crops in the label maps; see ``LabelledTransform``.
         resident: Decode all images once and keep them as bytes on the device, which augments them
             in batches; see ``batch_transforms``. Each process keeps all of them.
+        selection_share: Share of each class's training images that validate in training, so that
+            the validation images test only; 0: the same images validate and test.
         **options: Options of ``BaseDataModule``.
 
     Attributes:
@@ -128,9 +139,16 @@ class ClassificationDataModule(ImageDataModule):
         token_labels: str | None = None,
         token_boxes: Boxes = "image",
         resident: bool = False,
+        selection_share: float = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
+        rule = "from 0 to below 1"
+        self.selection_share = check_option(
+            "selection_share", selection_share, 0 <= selection_share < 1, rule
+        )
+        is_alone = not selection_share or token_labels is None
+        check_option("token_labels", token_labels, is_alone, "null with data.selection_share")
         self.token_labels = token_labels
         self.token_boxes: Boxes = token_boxes
         self.image_size = check_minimum("image_size", image_size, 1)
@@ -153,6 +171,45 @@ class ClassificationDataModule(ImageDataModule):
             statistics = self.known_statistics()
             return statistics.mean, statistics.std
         return self.augmentation.mean, self.augmentation.std
+
+    def setup(self, stage: str | None = None) -> None:
+        """Build the datasets; with ``selection_share`` divide the training images."""
+        is_new = not self._datasets
+        super().setup(stage)
+        if is_new and self.selection_share:
+            self._datasets |= self._select()
+
+    def _select(self) -> dict[Split, NamedDataset]:
+        """Return the datasets that train, that validate in training, and that test."""
+        images: Any = self.dataset("train").dataset
+        option = f"data.selection_share={self.selection_share}"
+        rule = "is for images in files, CIFAR's and Fashion-MNIST, with one label each"
+        refuse(option, {rule: not hasattr(images, "select")})
+        is_val = draw_rows(images.labels, self.selection_share)
+        untrained = set(images.labels.tolist()) - set(images.labels[~is_val].tolist())
+        class_names = [self.class_names[label] for label in untrained]
+        refuse(option, {"leaves no training image of the classes": class_names})
+        train, val = (images.select(np.flatnonzero(rows)) for rows in (~is_val, is_val))
+        val.transform = self._eval
+        test = self.dataset("val")
+        log(
+            f"{len(val):,} of {len(images):,} training images validate ({option}); the "
+            f"{len(test):,} others test only"
+        )
+        return {
+            "train": self.seeded(train, train.path),
+            "val": self.seeded(val, val.path),
+            "test": test,
+        }
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Return the test batches: the validation images, unless ``selection_share`` draws some."""
+        split: Split = "test" if "test" in self._datasets else "val"
+        return self._eval_loader_of(self.loaded(split))
+
+    def _to_predict(self) -> NamedDataset:
+        splits: tuple[Split, ...] = ("predict", "test", "val")
+        return self.dataset(next(split for split in splits if split in self._datasets))
 
     def check_files(self, seconds: float = 60.0) -> None:
         """Check all files and the label maps before training; see ``BaseDataModule``.
@@ -228,7 +285,9 @@ class ClassificationDataModule(ImageDataModule):
         device = torch.device("cpu")
         if self.trainer is not None:
             device = self.trainer.strategy.root_device
-        sides: dict[Split, int] = {"val": self.image_size}
+        sides: dict[Split, int] = {
+            name: self.image_size for name in ("val", "test") if name in self._datasets
+        }
         change = None
         if split == "train":
             change = batch_augmentation(self.augmentation, self.image_size)
@@ -244,7 +303,7 @@ class ClassificationDataModule(ImageDataModule):
         )
         entries = read_entries(loader, len(source), device)
         log(
-            f"{len(source):,} {SPLITS[split]} images lie on {device} as bytes of "
+            f"{len(source):,} {(SPLITS | TEST_SPLIT)[split]} images lie on {device} as bytes of "
             f"{sides[split]}x{sides[split]} pixels ({format_bytes(sizes[split])}, decoded in "
             f"{time.monotonic() - started:.0f} s)"
         )
@@ -282,6 +341,16 @@ class ClassificationDataModule(ImageDataModule):
             statistics = self.known_statistics()
             return band_transforms.eval_transform(self.augmentation, self.image_size, statistics)
         return self.augmentation.eval(self.image_size)
+
+
+def draw_rows(labels: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+    """Return True for a share of the images of each class, rounded up, the same in every run."""
+    is_chosen = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels == label)
+        order = np.random.default_rng([SELECTION_SEED, label]).permutation(places)
+        is_chosen[order[: math.ceil(share * len(places))]] = True
+    return is_chosen
 
 
 def collate(samples: list[Sample]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ FAMILY = Family(
         *(Metric(label, published=label, data_set=name) for name, label in ROBUSTNESS.items()),
     ),
     monitor="top1",
+    answers="top1",
     rule=ScheduleRule(
         batches=((500, 16), (5_000, 32), (50_000, 64)),
         device_batch=128,

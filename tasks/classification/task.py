@@ -343,6 +343,10 @@ class ClassificationTask(ClassesTask):
         if self.calibrate and not self.calibration:
             self.temperature_fit.update(predictions, batch["label"])
 
+    def sample_values(self, batch: Batch, predictions: Tensor) -> Tensor:
+        """Return 1 for each image whose likeliest class is right, else 0 (B,)."""
+        return predictions.argmax(1) == batch["label"]
+
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the accuracies in percent, and in a test the calibration.
 

@@ -21,6 +21,7 @@ from backbones.base import Backbone
 from backbones.checkpoints.equations import FINGERPRINT
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments
+from tasks.engine.answers import SampleAnswers, gather_answers
 from tasks.engine.batches import UNREADABLE, Batch, Row, Summed, batch_size, check_batch, is_spare
 from tasks.engine.checkpoints.entries import (
     built_config,
@@ -79,6 +80,7 @@ class BaseTask(Remembering, LightningModule):
             far; None before the first.
         class_figures: Metrics per class, or per part of the output, of the last evaluation.
         figures_file: Name of the file of ``class_figures``.
+        sample_answers: Value of each sample of the last test; None without a test.
     """
 
     family: ClassVar[Family]
@@ -124,6 +126,8 @@ class BaseTask(Remembering, LightningModule):
         self.latest_loss: Tensor | None = None
         self._losses_of_step: list[dict[str, Tensor]] = []
         self.class_figures: list[Row] = []
+        self.sample_answers: SampleAnswers | None = None
+        self._sample_values: list[Tensor] = []
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert or move the weights; the metrics move only."""
@@ -256,6 +260,9 @@ class BaseTask(Remembering, LightningModule):
     def _evaluate(self, batch: Batch) -> None:
         predictions = self.predict_for_metrics(batch)
         self.update_metrics(batch, predictions)
+        if self.answers_metric and self._trainer is not None and self._trainer.testing:
+            values = self.sample_values(batch, predictions)
+            self._sample_values.append(values.detach().float())
         if not self.why_no_loss:
             loss, count = self.evaluation_loss(batch, predictions)
             self.loss_sum.update(loss)
@@ -301,10 +308,25 @@ class BaseTask(Remembering, LightningModule):
     def on_test_epoch_start(self) -> None:
         """Reset the metrics as in validation; the model keeps the average."""
         self.on_validation_epoch_start()
+        self._sample_values = []
 
     def on_test_epoch_end(self) -> None:
-        """Log the metrics under "test/"."""
+        """Log the metrics under "test/", and keep the values of the samples."""
         self._log_figures("test", self._figures())
+        if self.answers_metric:
+            trainer: Any = self.trainer
+            dataset, root = trainer.test_dataloaders.dataset, getattr(self.data, "root", None)
+            values, self._sample_values = self._sample_values, []
+            self.sample_answers = gather_answers(self.answers_metric, values, dataset, root)
+
+    @property
+    def answers_metric(self) -> str:
+        """Return the name of the metric that ``sample_values`` returns; empty for none."""
+        return self.family.answers
+
+    def sample_values(self, batch: Batch, predictions: Any) -> Tensor:
+        """Return the metric ``answers_metric`` of each sample (B,); 1 or 0 for right or wrong."""
+        raise NotImplementedError
 
     def update_metrics(self, batch: Batch, predictions: Any) -> None:
         """Update the metrics with one batch."""

@@ -111,6 +111,8 @@ class Family:
         metrics: Its metrics, see ``metric``.
         monitor: Name of the metric that chooses the best checkpoint.
         headline: Name of the metric of tables and searches; by default ``monitor``.
+        answers: Name of the metric, or loss, of which a test keeps a value per sample; empty if a
+            sample has none.
         needs: Distributions that it needs besides those of every run.
         uses: Distributions for single features -> the option or device that needs each.
         started_by: Family of the trained backbones that it starts from; empty for scratch.
@@ -146,6 +148,7 @@ class Family:
     metrics: Sequence[Metric]
     monitor: str
     headline: str = ""
+    answers: str = ""
     exact_inputs: bool = False
     compiles: bool = True
     targets: tuple[str, ...] = ()

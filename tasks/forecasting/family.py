@@ -17,6 +17,7 @@ FAMILY = Family(
         Metric("coverage", "share of values between the outer quantiles"),
     ),
     monitor="mse",
+    answers="mse",
     counted=Counted({"horizon": 96, "targets": 7}, head="forecaster", shape=(96, 7)),
     exports={"onnx": "model", "torch_export": "model"},
     graph="tasks.forecasting.graph.describe_graph",

@@ -79,6 +79,11 @@ class ForecastingTask(BaseTask):
         """Add the errors of a batch."""
         self.errors.update(predictions, batch["future"])
 
+    def sample_values(self, batch: Batch, predictions: Tensor) -> Tensor:
+        """Return the mean squared error of each window (B,)."""
+        forecast = point_forecast(predictions.double(), self.errors.quantiles)
+        return (forecast - batch["future"]).square().mean(dim=(1, 2))
+
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the means over all elements; those of each step become ``class_figures``."""
         means = self.errors.compute()

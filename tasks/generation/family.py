@@ -18,6 +18,7 @@ FAMILY = Family(
         Metric("is", "Inception score", published="is"),
     ),
     monitor="mse",
+    answers="mse",
     uses={"diffusers": "head.vae", "torch-fidelity": "task.inception"},
     counted=Counted({}, head="generator", shape=(4, 32, 32)),
     exports={"onnx": "model", "torch_export": "model"},

@@ -112,6 +112,10 @@ class GenerationTask(BaseTask):
         """Add the errors of a batch."""
         self.errors.update(predictions.double())
 
+    def sample_values(self, batch: Batch, predictions: Tensor) -> Tensor:
+        """Return the mean squared error of each image's prediction (B,)."""
+        return predictions
+
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the mean error; in a test also what compares samples with the test images."""
         figures = {"mse": self.errors.compute().float()}

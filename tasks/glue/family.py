@@ -28,6 +28,7 @@ FAMILY = Family(
         Metric("mismatched", "accuracy on mismatched MNLI in %"),
     ),
     monitor="score",
+    answers="accuracy",
     counted=Counted(
         {"num_classes": 2}, head="text_classifier", shape=(128,),
         inputs="tasks.glue.inputs.first_words",

@@ -85,6 +85,24 @@ class GlueTask(BaseTask):
             metrics["mismatched"] = 100 * measure(self.measured[0], guesses[~first], labels[~first])
         return {name: torch.tensor(value, dtype=torch.float32) for name, value in metrics.items()}
 
+    @property
+    def answers_metric(self) -> str:
+        """Return "accuracy", or "loss" where the answers are scores or words."""
+        classes = getattr(self.model, "num_classes", 1)
+        return "accuracy" if classes > 1 else "loss"
+
+    def sample_values(self, batch: Batch, predictions: Tensor) -> Tensor:
+        """Return 1 for each text with the right class, else 0, or the loss of each text (B,)."""
+        if self.answers_metric == "accuracy":
+            guesses, labels, _ = self.model.answers(batch, predictions)
+            return guesses == labels
+        if not isinstance(self.model, LanguageModel):
+            return self.model.losses(predictions, batch["labels"])
+        words = self.model.predicted(batch)[1]
+        losses = predictions.new_zeros(words.shape, dtype=torch.float64)
+        losses[words] = self.model.losses(predictions, batch).double()
+        return losses.sum(1) / words.sum(1)
+
     def reset_metrics(self) -> None:
         """Forget all answers."""
         self.answers.reset()

@@ -27,6 +27,7 @@ FAMILY = replace(
         Metric("exact", "images with all labels right in %"),
     ),
     monitor="mAP",
+    answers="exact",
     usual_data=usual_data,
     counted=None,
     pipeline="",

@@ -141,7 +141,7 @@ class MultiLabelTask(ClassificationTask):
 
     def on_test_epoch_start(self) -> None:
         """Reset the metrics, without the calibration of one label per image."""
-        self.on_validation_epoch_start()
+        super(ClassificationTask, self).on_test_epoch_start()
 
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Update the metrics with the probabilities of a batch."""
@@ -149,6 +149,10 @@ class MultiLabelTask(ClassificationTask):
         # The labels are kept: a copy, as each tensor of a worker keeps a file open.
         labels = batch["label"].to(torch.int32, copy=True)
         self.accuracy.update(predictions.float().sigmoid(), labels)
+
+    def sample_values(self, batch: Batch, predictions: Tensor) -> Tensor:
+        """Return 1 for each image with all labels right, else 0 (B,)."""
+        return ((predictions.float().sigmoid() > self.threshold) == batch["label"].bool()).all(1)
 
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the metrics in percent, and those of each class as ``class_figures``."""

@@ -97,6 +97,12 @@ class PointSegmentationTask(ClassesTask):
         """Count points by label (rows) and prediction (columns)."""
         self.confusion.update(predictions.argmax(-1).flatten(), batch["labels"].flatten())
 
+    def sample_values(self, batch: Batch, predictions: Tensor) -> Tensor:
+        """Return the share of the labelled points of each cloud that are right (B,)."""
+        labels = batch["labels"]
+        right = (predictions.argmax(-1) == labels).sum(1)
+        return right / (labels != IGNORED).sum(1)
+
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return mIoU, mAcc and allAcc in percent."""
         counts = self.confusion.compute()

@@ -29,6 +29,7 @@ FAMILY = Family(
         Metric("mIoU_ms", published="miou_ms"),
     ),
     monitor="mIoU",
+    answers="mIoU",
     needs=("onedl-mmsegmentation",),
     # Swin's UperNet in MMSegmentation: 6e-5 for 16 images, 1,500 steps of warm-up.
     rule=ScheduleRule(

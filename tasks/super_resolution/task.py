@@ -76,6 +76,11 @@ class SuperResolutionTask(BaseTask):
         image, target = compared(enlarged, truth, self.scale)
         return {"psnr": psnr(image, target).item(), "ssim": ssim(image, target).item()}
 
+    def sample_values(self, batch: Batch, predictions: list[Tensor]) -> Tensor:
+        """Return the PSNR of each image in dB (B,), infinite for one that equals its true one."""
+        pairs = zip(predictions, batch["high"], strict=True)
+        return torch.stack([psnr(*compared(*pair, self.scale)) for pair in pairs])
+
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the means over all images; PSNR over those with an error, if there are any."""
         exact = int(self.exact.compute())

@@ -241,6 +241,18 @@ def test_matches_that_cannot_be_solved():
     assert solve_match("deit_t", img_size=64) == {"img_size": 64}
 
 
+@pytest.mark.parametrize("name", ["identity", "random"])
+def test_controls_of_both_kinds_share_a_name(name):
+    mixer = [name, *[None] * 11]
+    backbone = create_backbone("deit_t", img_size=64, mixer=mixer, token_mixer=name)
+    assert backbone.record["mixer"][0]["name"] == f"{name}_ffn"
+    assert backbone.record["token_mixer"]["name"] == name
+    assert not list(next(iter(backbone.channel_mixers().values())).parameters())
+    whole = meta_backbone("deit_t", mixer=name)
+    assert whole.name == f"deit_t_{name}_ffn"
+    refuses("there is no channel mixer called 'sbm'", meta_backbone, "deit_t", mixer="sbm")
+
+
 MODULE = '''
 from torch import nn
 from backbones import PointwiseMixer, register_mixer

@@ -15,6 +15,8 @@ from datamodules import (
     CityscapesDataModule,
     ClassFoldersDataModule,
     CocoDataModule,
+    ElpvDataModule,
+    FashionMNISTDataModule,
     ImageFolderDataModule,
     ImageParquetDataModule,
     ImageTarsDataModule,
@@ -63,6 +65,11 @@ def cifar10(root):
     return root
 
 
+def written(write, root):
+    write(root)
+    return root
+
+
 def table(root):
     rows = [f"train/{name}/{n}.JPEG,{name}\n" for name in CLASSES for n in range(4)]
     (folders(root) / "labels.csv").write_text("".join(["image,labels\n", *rows]))
@@ -91,6 +98,12 @@ SETS = {
     "inaturalist": (lambda r: INaturalist2019DataModule(inaturalist(r), **SMALL), 6, 6, LABELLED,
                     "train_val2019/Some/2"),
     "cifar10": (lambda r: CIFAR10DataModule(cifar10(r), **SMALL), 20, 4, LABELLED, None),
+    "fashion_mnist": (lambda r: FashionMNISTDataModule(
+        written(stand_ins.write_fashion_mnist, r), **SMALL), 30, 10, LABELLED, None),
+    "elpv": (lambda r: ElpvDataModule(written(stand_ins.write_elpv, r), **SMALL), 32, 8, LABELLED,
+             "images"),
+    "selected": (lambda r: ImageFolderDataModule(folders(r), selection_share=0.25, **SMALL), 9, 3,
+                 LABELLED, "val/cat"),
     "ade20k": (lambda r: ADE20KDataModule(sets.ade20k(r), **DENSE), 3, 3, TOOLKIT,
                "images/training"),
     "voc": (lambda r: VOCDataModule(sets.voc(r), **DENSE), 3, 1, TOOLKIT, "JPEGImages"),

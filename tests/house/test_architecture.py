@@ -33,7 +33,7 @@ NEVER = {
     "datamodules": HYDRA,
 }
 # Commands are tools/<command>.py; their helpers lie in folders of tools/.
-COMMANDS = set("run complexity corrupt annotate export benchmark results search".split())
+COMMANDS = set("run complexity corrupt crop annotate export benchmark results search".split())
 COMMANDS |= {"lipschitz", "analyse", "doctor", "timm_slots"}
 # They register our backbones with other people's registries and are imported by users alone.
 OUTWARD = {"backbones/mm.py": MM, "backbones/timm_models.py": set()}

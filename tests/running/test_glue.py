@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from datamodules.text.glue import SETS
 from datamodules.text.wordpiece import SPECIAL
+from tasks.engine.answers import FILE
 from tests.glue_sets import write_sets
 from tests.runs import run_here, summary
 from tools.export import export
@@ -49,6 +51,11 @@ def test_every_set_is_trained_tested_and_predicted(name, sets, tmp_path, capsys)
     found = summary(tested.folder())["metrics"]
     assert ("mismatched" in found) == (name == "mnli")
     kind = SETS[name]
+    with np.load(tested.folder() / FILE) as answers:
+        mean = float(answers["value"].mean())
+        assert str(answers["metric"]) == ("accuracy" if kind.classes else "loss")
+    if name not in ("cola", "mnli"):  # one has no accuracy, one has two
+        assert mean == pytest.approx(found["loss"] if not kind.classes else found["accuracy"] / 100)
     for dev in (*kind.dev, *(("diagnostic",) if name == "mnli" else ())):
         tests = sets / kind.folder / f"{dev.replace('dev', 'test')}.tsv"
         typed = ["mode=predict", f"ckpt={folder}", f"input={tests}"]

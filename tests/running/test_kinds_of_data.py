@@ -9,6 +9,8 @@ from tests.runs import completed, composed, run_here
 from tests.stand_ins import (
     write_cifar10,
     write_classes,
+    write_elpv,
+    write_fashion_mnist,
     write_inaturalist,
     write_parquet,
     write_tars,
@@ -52,6 +54,12 @@ KINDS = {
     "folder": (lambda root: write_classes(root, ("cat", "dog"), 4), ("data.val_share=0.25",)),
     "inaturalist2019": (write_inaturalist, ("data.num_classes=null",)),
     "cifar10 recipe=cifar100_scratch": (write_cifar10, ()),
+    "cifar10": (
+        write_cifar10,
+        ("data.selection_share=0.05", "data.resident=true", "data.augmentation.auto_augment=null"),
+    ),
+    "fashion_mnist": (write_fashion_mnist, ("data.resident=true",)),
+    "elpv": (write_elpv, ("data.val_fold=2", "data.selection_share=0.1")),
     "cifar100 recipe=cifar100_scratch": (cifar100, ()),
     "inaturalist2019 experiment=afbo_t17_swin_t": (
         write_inaturalist,

@@ -14,6 +14,7 @@ from timm.data import Mixup
 from timm.layers import DropPath
 
 from tasks.engine import devices
+from tasks.engine.answers import FILE
 from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.checkpoints.exact_resume import random_state, seed_process, set_random_state
 from tasks.engine.family import families
@@ -364,8 +365,12 @@ def test_two_processes_measure_the_same_as_one(family, more, tmp_path, capsys):
     ended = command(single_words(typed))
     assert (ended.status, ended.err) == (0, "")
     typed = ["mode=test", f"ckpt={ended.folder()}", "trainer=cpu", f"output_dir={tmp_path / 'one'}"]
-    alone = summary(completed(typed, capsys).folder())["metrics"]
+    tested = completed(typed, capsys).folder()
+    alone = summary(tested)["metrics"]
     assert alone == pytest.approx(summary(ended.folder())["metrics"], rel=1e-4)
+    with np.load(tested / FILE) as one, np.load(ended.folder() / FILE) as two:
+        assert one["ids"].tolist() == two["ids"].tolist()
+        np.testing.assert_allclose(one["value"], two["value"], rtol=1e-4)
 
 
 NEAR = """

@@ -39,6 +39,7 @@ def test_plain_command_trains_and_writes_all_files(task, trained, outputs):
     assert {path.name for path in folder.iterdir()} - {"source"} == {
         "config.yaml", "metrics.csv", "tensorboard", "checkpoints", "summary.json", "curves.png",
         "preview", *(["classes.csv"] if task in ("detection", "segmentation") else []),
+        *(["answers.npz"] if task != "detection" else []),
     }  # fmt: skip
     assert {path.name for path in folder.glob("checkpoints/*")} == {"best.ckpt", "last.ckpt"}
     (events,) = (folder / "tensorboard").iterdir()

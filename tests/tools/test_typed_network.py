@@ -108,6 +108,7 @@ def test_mistakes_are_one_sentence(words, message):
             ["backbone=swin_t,deit_t", "backbone.mixer.name=afbo,ffn"],
             ["backbone=swin_t_afbo,swin_t,deit_t_afbo,deit_t"],
         ),
+        (["backbone=swin_t", "backbone.mixer=random"], ["backbone=swin_t_random_ffn"]),
         (["backbone=swin_t", "backbone.mixer.g2=6"], ["backbone=swin_t", "backbone.mixer.g2=6"]),
         (["seed=1"], ["seed=1"]),
     ],

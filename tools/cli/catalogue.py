@@ -114,6 +114,16 @@ class Catalogue:
             raise ValueError(unknown("mixer", name, self.mixers))
         return self.mixers[name]
 
+    def channel_mixer(self, name: str) -> str:
+        """Return a channel mixer's name; that of a token mixer stands for its counterpart.
+
+        Raises:
+            ValueError: The name is unknown.
+        """
+        counterpart = f"{name}_ffn"
+        is_token = self.mixer(name)["kind"] == "token"
+        return counterpart if is_token and counterpart in self.mixers else name
+
     def _find(self, name: str) -> Mapping[str, Any]:
         host = name.removesuffix("_ffn")  # the host's own FFN, as a suffix
         entry = self.backbones.get(name)

@@ -185,8 +185,8 @@ def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]
     choices = [word for word in words if re.match(rf"\+*{MIXER}(\.name)?=[^{{\[]", word)]
     if not choices:
         return text, list(words)
-    mixers = choices[-1].partition("=")[2].split(",")
     listing = catalogue()
+    mixers = choices[-1].partition("=")[2].split(",")
     names = []
     for name in text.split(","):
         host = listing.host_of(name)
@@ -194,11 +194,11 @@ def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]
             if mixer in ("null", "ffn"):
                 names.append(host)
                 continue
+            mixer = listing.channel_mixer(mixer)
             if name not in (host, f"{host}_{mixer}"):
                 raise ValueError(
                     f"{name} already has a channel mixer; pass backbone={host} {choices[-1]}"
                 )
-            listing.mixer(mixer)
             names.append(f"{host}_{mixer}")
     return ",".join(names), [word for word in words if word not in choices]
 

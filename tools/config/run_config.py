@@ -73,7 +73,7 @@ def is_choice(word: str) -> bool:
 @functools.cache
 def option_groups() -> set[str]:
     """Return the names of Hydra's groups: config folders, and groups without files."""
-    folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()} - {"published"}
+    folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()} - {"published", "plans"}
     return folders | {"backbone", "experiment"}
 
 

@@ -48,6 +48,7 @@ FEATURES = {
     "peft": "backbone.lora",
     "torch-uncertainty": "prediction sets",
     "datasets": "data=imagenet_parquet",
+    "elpv-dataset": "data=elpv",
     "captum": "tools/analyse.py attributions",
     "wandb": "logger=wandb",
     "mlflow-skinny": "logger=mlflow",

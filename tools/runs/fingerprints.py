@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules import BaseDataModule
+from datamodules.base import Split
 
 DIGITS = 12
 MEASURED = 200  # files whose sizes are looked at, evenly spaced
@@ -26,10 +27,14 @@ def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
     targets = {name: _digest(content) for name, content in datamodule.target_identity().items()}
     if "val" not in datamodule.sizes():
         return {**targets, "val": None}
-    dataset = datamodule.dataset("val")
-    files = [dataset.describe(index) for index in range(len(dataset))]
-    parts: list[Any] = [sorted(_shorten(file) for file in files), _sizes(files)]
     annotations = getattr(datamodule, "annotations_digest", None)
+    splits: tuple[Split, ...] = ("val",)
+    if annotations is None and "test" in datamodule.sizes():
+        splits = ("val", "test")
+    parts: list[Any] = []
+    for dataset in map(datamodule.dataset, splits):
+        files = [dataset.describe(index) for index in range(len(dataset))]
+        parts += [sorted(_shorten(file) for file in files), _sizes(files)]
     if annotations is not None:
         parts.append(annotations)
     return {**targets, "val": _digest(parts)}

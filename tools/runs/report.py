@@ -182,7 +182,7 @@ def reopen(folder: Path) -> None:
 def write(
     folder: Path, facts: Mapping[str, Any], task: BaseTask, datamodule: BaseDataModule
 ) -> None:
-    """Write curves.png, preview/ and summary.json, and print the closing table.
+    """Write curves.png, preview/, answers.npz and summary.json, and print the closing table.
 
     Raises:
         OSError: Names the files that could not be written; all others exist.
@@ -192,6 +192,9 @@ def write(
     with _noted(problems):
         if task.class_figures:
             write_classes(folder / task.figures_file, task.class_figures)
+    with _noted(problems):
+        if task.sample_answers is not None and not datamodule.parts:
+            task.sample_answers.write(folder)
     with _noted(problems):
         # Written last: a run with a summary is finished.
         _write_summary(folder, facts)

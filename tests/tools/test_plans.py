@@ -1,0 +1,48 @@
+"""Plans of comparisons in configs/plans: their mixers, hosts and data are what runs take."""
+
+import itertools
+
+import pytest
+import torch
+import yaml
+
+from backbones import create_backbone, list_mixers
+from backbones.analysis.counting import count_macs
+from tests.runs import CONFIGS, composed
+from tools.cli.typed_network import join_channel_mixer
+
+PLANS = sorted((CONFIGS / "plans").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_a_plan_composes(path):
+    plan = yaml.safe_load(path.read_text())
+    assert plan["baseline"] in plan["mixer"]
+    assert {*plan["mixer"]} <= {*list_mixers("channel")}
+    for host, data in itertools.product(plan["host"], plan["data"]):
+        words = [*f"backbone={host} data={data}".split(), *plan["options"]]
+        config = composed(f"task={plan['task']}", *words)
+        assert (config.backbone["img_size"], config.data["resident"]) == (32, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_every_mixer_of_a_plan_fits_every_host(path):
+    plan = yaml.safe_load(path.read_text())
+    for host, mixer in itertools.product(plan["host"], plan["mixer"]):
+        words = f"backbone={host} backbone.mixer.name={mixer}".split()
+        words = join_channel_mixer([*words, f"task={plan['task']}", "data.image_size=32"])
+        config = composed(*words)
+        with torch.device("meta"):
+            assert create_backbone(**config.backbone).channel_mixers()
+
+
+def test_hosts_of_the_leaderboard_have_2_to_5_million_multiply_adds():
+    plan = yaml.safe_load((CONFIGS / "plans/leaderboard.yaml").read_text())
+    controls = {"identity_ffn", "random_ffn"}  # which a comparison adds
+    assert {*plan["mixer"]} == {*list_mixers("channel")} - controls
+    counts = []
+    for host in plan["host"]:
+        config = composed("task=classification", "data.image_size=32", *f"backbone={host}".split())
+        counts.append(count_macs(create_backbone(**config.backbone).eval(), (32, 32)) / 1e6)
+    assert counts == pytest.approx([4.37, 4.64, 4.18], abs=0.01)
