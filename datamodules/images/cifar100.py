@@ -6,12 +6,13 @@ sample set or another one in this layout.
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +142,7 @@ class CIFAR100DataModule(ClassificationDataModule):
             images.append(check_images(path, content))
             labels.append(check_labels(path, content, len(images[-1]), self.archive))
         rows = PixelRows(paths, images, labels, transform)
-        return self.seeded(rows, rows.describe)
+        return self.seeded(rows, rows.path)
 
 
 class CIFAR10DataModule(CIFAR100DataModule):
@@ -180,13 +181,22 @@ class PixelRows:
     ) -> None:
         self.paths, self.transform = tuple(paths), transform
         self.images, self.labels = np.concatenate(images), np.concatenate(labels)
+        self.rows: NDArray[np.int64] = np.arange(len(self.labels))  # in the files
         self.ends = np.cumsum([len(rows) for rows in labels])
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def describe(self, index: int) -> str:
+    def select(self, indices: NDArray[np.int64]) -> Self:
+        """Return the dataset of some of the rows."""
+        part = copy.copy(self)
+        part.rows = self.rows[indices]
+        part.images, part.labels = self.images[indices], self.labels[indices]
+        return part
+
+    def path(self, index: int) -> str:
         """Return the file and row of a sample, for error messages."""
+        index = int(self.rows[index])
         file = int(np.searchsorted(self.ends, index, side="right"))
         first = int(self.ends[file - 1]) if file else 0
         return f"{self.paths[file]}, row {index - first}"

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
@@ -37,6 +38,7 @@ from datamodules.loading.resident import ResidentDataset, check_room, read_entri
 from datamodules.loading.sampling import EvalSampler, NamedDataset, SeededDataset, process_group
 
 UNLABELLED = -1
+SPLIT_SEED = 0  # of ``held_out``, equal in all runs
 REQUIRED = "required"  # for recipes: the command must pass token_labels
 Boxes = Literal["image", "released"]  # see ``token_labels.LabelledTransform``
 Sample = dict[str, Tensor | int]
@@ -68,6 +70,12 @@ class ImageFiles:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def select(self, indices: NDArray[np.int64]) -> Self:
+        """Return the dataset of some of the files."""
+        files = copy.copy(self)
+        files.names, files.labels = self.names[indices], self.labels[indices]
+        return files
 
     def path(self, index: int) -> str:
         """Return the file of a sample."""
@@ -172,6 +180,31 @@ class ClassificationDataModule(ImageDataModule):
         }
         refuse("data.token_labels", faults)
         super().check_files(seconds)
+
+    def divide(self) -> dict[Split, NamedDataset]:
+        """Return the training images without a share of each class, and this share as validation.
+
+        Raises:
+            ValueError: The layout cannot divide its images, or a class has a single one.
+        """
+        images: Any = self.dataset("train").dataset
+        if not hasattr(images, "select"):
+            return super().divide()
+        counts = np.bincount(images.labels)
+        rule = "needs at least two training images per class"
+        refuse(f"held_out={self.held_out}", {rule: counts.min() < 2})
+        order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
+        is_held = np.zeros(len(images), bool)
+        for label, count in enumerate(counts):
+            held_count = min(max(round(self.held_out * count), 1), count - 1)
+            is_held[order[images.labels[order] == label][:held_count]] = True
+        held_images = images.select(np.flatnonzero(is_held))
+        held_images.transform = self._eval
+        rest = images.select(np.flatnonzero(~is_held))
+        return {
+            "train": self.seeded(rest, rest.path),
+            "val": self.seeded(held_images, held_images.path),
+        }
 
     def check_count(self, source: Path, kind: str = "classes") -> None:
         """Raise an error if the number of classes differs from ``data.num_classes``.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules import BaseDataModule
+from datamodules.base import Split
 
 DIGITS = 12
 MEASURED = 200  # files whose sizes are looked at, evenly spaced
@@ -24,15 +25,20 @@ def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
         One of each name in ``Family.targets``, and ``val``; None without validation data.
     """
     targets = {name: _digest(content) for name, content in datamodule.target_identity().items()}
-    if "val" not in datamodule.sizes():
-        return {**targets, "val": None}
-    dataset = datamodule.dataset("val")
+    return {**targets, "val": split_fingerprint(datamodule, "val")}
+
+
+def split_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
+    """Return the fingerprint of a split, or None if the data lack it."""
+    if split not in datamodule.sizes():
+        return None
+    dataset = datamodule.dataset(split)
     files = [dataset.describe(index) for index in range(len(dataset))]
     parts: list[Any] = [sorted(_shorten(file) for file in files), _sizes(files)]
     annotations = getattr(datamodule, "annotations_digest", None)
     if annotations is not None:
         parts.append(annotations)
-    return {**targets, "val": _digest(parts)}
+    return _digest(parts)
 
 
 def _shorten(file: str) -> str:
