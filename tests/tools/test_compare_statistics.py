@@ -167,6 +167,8 @@ def test_too_few_runs_or_clusters_conclude_nothing():
     assert "one run per mixer" in within(values, "a", 0.5)["b"].reason
     assert beyond(values, "a", 0.5)["b"].reason == "1 host says nothing about others"
     assert within(values, "a", 0.5)["b"].verdict == "cannot tell"
+    equal = {name: {("h", "d"): [10.0, 10.0]} for name in "ab"}
+    assert "all runs of a mixer are equal" in within(equal, "a", 0.5)["b"].reason
 
 
 def test_intervals_resample_runs_then_samples():

@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -110,8 +110,12 @@ def within(values: Values, baseline: str, region: float, sign: int = 1) -> dict[
     np.fill_diagonal(correlation, 1)
     for name, error, degrees in zip(names, errors.tolist(), freedom, strict=True):
         effect, quantile = effects[name], critical(correlation, degrees)
+        if not error:
+            reason = "all runs of a mixer are equal, so that the seeds' deviation is unknown"
+            effects[name] = replace(effect, reason=reason)
+            continue
         low, high = effect.mean - quantile * error, effect.mean + quantile * error
-        p = exceedance(correlation, degrees, abs(effect.mean) / error) if error else math.nan
+        p = exceedance(correlation, degrees, abs(effect.mean) / error)
         verdict = judge(low, high, region)
         effects[name] = Effect(effect.mean, low, high, p, effect.cells, verdict)
     return effects
@@ -160,9 +164,9 @@ def _covariance(
         counts.append([len(runs.get(cell, ())) for cell in cells])
     weight, count = np.array(weights), np.array(counts)
     shared = error / np.maximum(base_counts, 1)
-    alone = error / np.maximum(count, 1)
-    covariance = (weight * shared) @ weight.T + np.diag((weight**2 * alone).sum(1))
-    parts = weight**2 * (shared + alone)
+    of_mixer = error / np.maximum(count, 1)
+    covariance = (weight * shared) @ weight.T + np.diag((weight**2 * of_mixer).sum(1))
+    parts = weight**2 * (shared + of_mixer)
     spread = (parts**2 / degrees).sum(1)
     freedom = np.divide(parts.sum(1) ** 2, spread, out=np.ones(len(parts)), where=spread > 0)
     return covariance, freedom.tolist()
