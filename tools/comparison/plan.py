@@ -77,7 +77,7 @@ class Plan(BaseModel):
     equivalence: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
     deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "comparison"
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "comparison"
     output_dir: str = "outputs"
     options: list[str] = []
 
