@@ -1,6 +1,9 @@
 """tools/compare.py: plans, registration, the table from runs that ended, and the command."""
 
 import json
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import yaml
 from filelock import FileLock
 
 from tasks.engine.run_folder.bounded_reading import DamagedFile
+from tests import checkout
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
 from tools.comparison.cells import CellPlan, Network
@@ -413,3 +417,25 @@ def test_pairs_that_do_not_fit_and_wrong_words_are_named_before_any_run(tmp_path
         assert message in ended.stderr
         assert ended.stderr.count("\n") == 1
     assert not list(tmp_path.rglob("summary.json"))
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_an_own_table(tmp_path):
+    """The commands of the page, with an own mixer, in few steps."""
+    copy = checkout.copied(tmp_path)
+    name = "backbones/mixers/tanh_ffn.py"
+    shutil.copy(ROOT / "docs/examples/new" / name, copy / name)
+    page = (ROOT / "docs/tutorials/compare.md").read_text()
+    commands = re.findall(r"^python (tools/compare.py .*)$", page, re.MULTILINE)
+    plan, table, more = (shlex.split(text) for text in commands)
+    short = ["trainer=cpu", "trainer.limit_train_batches=2", "++data.digits_per_class=4"]
+    out = checkout.output(copy, *plan, *short)
+    assert "smallest difference that it can show" in out
+    assert not list(copy.glob("outputs/comparisons/mine/runs/**/summary.json"))
+    out = checkout.output(copy, *table, *short)
+    assert "tanh_ffn" in out
+    assert "self-test: ffn with other seeds" in out
+    out = checkout.output(copy, *more)
+    assert "deviation from the plan" in out
+    assert "seeds: 2 before, 3 now" in out
+    assert (copy / "outputs/comparisons/mine/report.html").stat().st_size > 10_000

@@ -111,9 +111,7 @@ def compose_run(words: Sequence[str]) -> RunConfig:
     return check_config(resolve_config(job_config(command.words, command.config)))
 
 
-def measure_cell(
-    plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry], known: Sequence[CellPlan] = ()
-) -> CellPlan:
+def measure_cell(plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry]) -> CellPlan:
     """Build every mixer of a cell once, time two steps of it, and read the data once.
 
     Raises:
@@ -142,7 +140,16 @@ def measure_cell(
                 continue
             reference = reference or task
             cell.networks[mixer.label] = _measure(plan, ours, parts, task, reference, cell)
+        _release(parts.engine.strategy.root_device)
     return cell
+
+
+def _release(device: Any) -> None:
+    """Return a GPU's cached memory, which the runs need."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _build_task(config: RunConfig, parts: Components) -> Any:

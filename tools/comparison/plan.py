@@ -24,7 +24,7 @@ from tools.cli.typed_network import split_outside_brackets
 Kind = Literal["channel", "token"]
 LISTS = ("mixer", "host", "data", "rates")
 OWN, PLAIN_FFN, AGAIN = "own", "ffn", "again"
-CONTROLS = ("identity", "random")  # mixers of both kinds
+CONTROLS = ("identity", "random")  # channel mixers of these names end in _ffn
 AGAIN_SEED = 100  # first seed of the baseline's second row
 TUNING_SEED = 1_000
 PERCENT = "%"  # in the title of a metric
@@ -235,7 +235,7 @@ def mixer_kind(plan: Plan) -> Kind:
     }  # fmt: skip
     for item in plan.mixer:
         for name in _names(item.partition(" ")[0]):
-            name_kinds = {kind for kind in names if name in names[kind]}
+            name_kinds = {kind for kind in names if {name, _counterpart(name, kind)} & names[kind]}
             if not name_kinds:
                 raise ValueError(
                     unknown("mixer", name, sorted({*names["channel"], *names["token"]}))
@@ -247,6 +247,11 @@ def mixer_kind(plan: Plan) -> Kind:
                     "one kind"
                 )
     return "channel" if "channel" in kinds else "token"
+
+
+def _counterpart(name: str, kind: Kind) -> str:
+    """Return the registered name of a mixer of a kind, where a token mixer has the short one."""
+    return f"{name}_{PLAIN_FFN}" if kind == "channel" else name
 
 
 def _names(text: str) -> list[str]:
@@ -262,11 +267,10 @@ def mixer_entries(plan: Plan) -> list[Entry]:
     entries = [Entry(item, _mixer_words(item, option, plan)) for item in plan.mixer]
     plain_names = {OWN, PLAIN_FFN} if kind == "channel" else {OWN}
     registered_names = catalogue().list_mixers(kind)
-    entries += [
-        Entry(name, _mixer_words(name, option, plan), "control")
-        for name in CONTROLS
-        if name in registered_names and name not in plan.mixer
-    ]
+    for name in CONTROLS:
+        registered = {name, _counterpart(name, kind)} & {*registered_names}
+        if registered and not {name, *registered} & {*plan.mixer}:
+            entries.append(Entry(name, (f"{option}.name={min(registered)}",), "control"))
     if not plain_names & set(plan.mixer):
         entries.append(Entry(OWN, (), "the host's own mixer"))
     baseline = next(entry for entry in entries if entry.label == plan.baseline)
@@ -283,7 +287,7 @@ def _mixer_words(item: str, option: str, plan: Plan) -> tuple[str, ...]:
     is_list = name.startswith("[")
     choice = [f"{option}={name}" if is_list else f"{option}.name={name}"]
     match = f"{option}.match"
-    if plan.budget in ("macs", "params") and name not in CONTROLS:
+    if plan.budget in ("macs", "params"):
         words += [] if any(key_of(word) == match for word in words) else [f"{match}={plan.budget}"]
     return (*choice, *words)
 

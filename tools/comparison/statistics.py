@@ -247,10 +247,12 @@ def _cluster_effect(differences: Mapping[Cell, float], comparisons: int, region:
             return Effect(mean, cells=count, reason=reason)
         fewest = min(fewest, size)
         variance += size / (size - 1) * sum(r**2 for r in clusters.values()) / count**2
+    if not variance:
+        return Effect(mean, cells=count, reason="its differences are equal in all cells")
     error, degrees = math.sqrt(variance), fewest - 1
     quantile = float(stats.t.isf(LEVEL / 2 / comparisons, degrees))
     low, high = mean - quantile * error, mean + quantile * error
-    p = min(1.0, comparisons * 2 * float(stats.t.sf(abs(mean) / error, degrees))) if error else 1.0
+    p = min(1.0, comparisons * 2 * float(stats.t.sf(abs(mean) / error, degrees)))
     return Effect(mean, low, high, p, count, judge(low, high, region))
 
 

@@ -169,7 +169,7 @@ def _cell_record(comparison: Comparison, label: str, cell: CellPlan, runs: Seque
     ]
     network = cell.networks.get(label)
     values = [run.value for run in ours]
-    answers, scale = read_answers(ours)
+    answers, scale = read_answers(ours, plan.primary)
     low, high = interval(values, answers, scale=scale) if values else (math.nan, math.nan)
     notes = [cell.refused[label]] if label in cell.refused else []
     notes += cell.differing(label, plan.baseline) if network else []
@@ -192,26 +192,31 @@ def _cell_record(comparison: Comparison, label: str, cell: CellPlan, runs: Seque
     }  # fmt: skip
 
 
-def read_answers(runs: Sequence[Run]) -> tuple[list[NDArray[np.float64]], float]:
+def read_answers(runs: Sequence[Run], metric: str) -> tuple[list[NDArray[np.float64]], float]:
     """Return the answers per test sample of runs, and the metric's units per unit of theirs.
 
     They are empty unless each run has them, of the same samples, with the metric as their mean.
+    Samples without a value in some run are left out.
     """
-    rows, ids = [], None
+    rows: list[NDArray[np.float64]] = []
+    names: list[NDArray[Any]] = []
     for run in runs:
         path = Path(run.folder) / ANSWERS
         if not path.is_file():
             return [], 1.0
         with np.load(path, allow_pickle=False) as content:
-            names, row = content["ids"], np.asarray(content["value"], float)
-        if ids is not None and not np.array_equal(ids, names):
-            return [], 1.0
-        ids = names
-        rows.append(row)
+            if str(content.get("metric", metric)) != metric:
+                return [], 1.0
+            names.append(content["ids"])
+            rows.append(np.asarray(content["value"], float))
+    if not rows or not all(np.array_equal(names[0], other) for other in names):
+        return [], 1.0
+    table = np.stack(rows)
+    table = table[:, np.isfinite(table).all(0)]
     for scale in (1.0, 100.0):
-        means = [scale * float(row.mean()) for row in rows]
-        if rows and np.allclose(means, [run.value for run in runs], rtol=CLOSE, atol=CLOSE):
-            return rows, scale
+        means = scale * table.mean(1) if table.size else np.array([])
+        if table.size and np.allclose(means, [run.value for run in runs], rtol=CLOSE, atol=CLOSE):
+            return list(table), scale
     return [], 1.0
 
 
