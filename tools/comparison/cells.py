@@ -35,6 +35,7 @@ class Network:
         parameters: Of the whole model.
         backbone_macs: Multiply-adds of the backbone for one input.
         step: Seconds of a training step.
+        busy: Its seconds of the processors, or of the GPU.
         latency: Milliseconds of a forward pass of one input; None where inputs are unknown.
         throughput: Inputs per second in batches.
         steps: Optimiser steps of a run.
@@ -45,6 +46,7 @@ class Network:
     parameters: int
     backbone_macs: float
     step: float
+    busy: float
     latency: float | None
     throughput: float | None
     steps: int
@@ -186,7 +188,7 @@ def _measure(
     facts = initial_facts(config, task.model, input_shape(config, parts.datamodule))
     prints: dict[str, Any] = task.fingerprint
     answers: dict[str, list[float]] = next((entry["answers"] for entry in prints.values()), {})
-    step = _time_step(task, parts)
+    step, busy = _time_step(task, parts)
     latency, throughput = _time_forward(plan, config, parts, task, reference)
     per_epoch = steps_per_epoch(config.trainer, parts.datamodule.batches("train", 1))
     epochs, most = config.trainer["max_epochs"], config.trainer["max_steps"]
@@ -194,17 +196,17 @@ def _measure(
     steps = min(steps, most) if most > 0 else steps
     if plan.budget == "seconds" and cell.networks:
         base = cell.networks[plan.baseline]
-        steps = max(1, round(base.steps * base.step / step))
+        steps = max(1, round(base.steps * base.busy / busy))
     network = facts["network"] | {"pooling": facts["pooling"]}
     return Network(
-        parameters=facts["parameters"], backbone_macs=facts["backbone_macs"], step=step,
+        parameters=facts["parameters"], backbone_macs=facts["backbone_macs"], step=step, busy=busy,
         latency=latency, throughput=throughput, steps=steps,
         terms={key: network.get(key) for key in TERMS}, answers=answers,
     )  # fmt: skip
 
 
-def _time_step(task: Any, parts: Components) -> float:
-    """Return the seconds of a training step, the fastest of two after a first one."""
+def _time_step(task: Any, parts: Components) -> tuple[float, float]:
+    """Return seconds and busy seconds of a training step, the fastest of two after a first one."""
     import torch
 
     device = parts.engine.strategy.root_device
@@ -214,14 +216,16 @@ def _time_step(task: Any, parts: Components) -> float:
     batch = task.prepare_batch(batch)
     seconds = []
     for _ in range(WARM_UPS + TIMED):
-        started = time.perf_counter()
+        started, began = time.perf_counter(), time.process_time()
         losses = task.model.loss(batch)
         total = torch.stack([loss for name, loss in losses.items() if "loss" in name]).sum()
         task.zero_grad()
         total.backward()
         _synchronise(device)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[WARM_UPS:])
+        wall, processor = time.perf_counter() - started, time.process_time() - began
+        seconds.append((wall, wall if device.type == "cuda" else processor))
+    walls, busy = zip(*seconds[WARM_UPS:], strict=True)
+    return min(walls), min(busy)
 
 
 def _synchronise(device: Any) -> None:

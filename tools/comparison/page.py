@@ -95,6 +95,7 @@ def _page(comparison: Comparison, made: Table, registered: Registered) -> str:
                 "value",
                 "seconds",
                 "folder",
+                "reused",
                 "reason",
             }
         )
@@ -102,22 +103,17 @@ def _page(comparison: Comparison, made: Table, registered: Registered) -> str:
     ]
     run_columns = {key: (key, "{}") for key in (runs[0] if runs else {})}
     sections = [
-        Section("table", "Table", _open(table(made.records, made.columns)) + notes),
+        Section("table", "Table", table(made.records, made.columns, whole=True) + notes),
         Section("curves", "Curves", _curves(comparison), "mean of the seeds and their range"),
-        Section("cells", "Cells", _open(table(made.cells, made.cell_columns))),
+        Section("cells", "Cells", table(made.cells, made.cell_columns, whole=True)),
         Section("plan", "Plan", f"<pre>{text(registered.text)}</pre>",
                 f"hash {registered.hash}, registered {registered.time}"),
         Section("deviations", "Deviations from the plan", f"<ul>{changes}</ul>" if changes else
                 "<p>The runs follow the plan.</p>"),
-        Section("runs", "Runs", table(runs, run_columns)),
+        Section("runs", "Runs", table(runs, run_columns, whole=True)),
         Section("versions", "Versions", pairs(_versions())),
     ]  # fmt: skip
     return document(plan.name, head, sections)
-
-
-def _open(html: str) -> str:
-    """Return a table that is shown at once, however long."""
-    return html.replace("<details>", "<details open>")
 
 
 def _versions() -> Mapping[str, str]:

@@ -145,6 +145,18 @@ class Comparison:
         runs = [self.settled(run) or run for run in self.planned()]
         return [run for run in runs if self.journal.completed(run) is None]
 
+    def made_before(self) -> list[Run]:
+        """Return the planned runs that equal a run made before, with its results."""
+        runs = []
+        for run in (self.settled(planned) for planned in self.planned()):
+            if run is None or self.journal.completed(run) is not None:
+                continue
+            cell = next(cell for cell in self.cells if cell.key == run.cell)
+            finished, _ = self._earlier(compose_run(self.words(run)), cell, run)
+            if finished is not None:
+                runs.append(_with_results(run, finished, self.plan.primary, reused=True))
+        return runs
+
     def start(self, run: Run) -> Run:
         """Do a run, continue one that was stopped, or take one that was made before."""
         words = self.words(run)

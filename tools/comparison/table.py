@@ -209,7 +209,7 @@ def read_answers(runs: Sequence[Run], metric: str) -> tuple[list[NDArray[np.floa
                 return [], 1.0
             names.append(content["ids"])
             rows.append(np.asarray(content["value"], float))
-    if not rows or not all(np.array_equal(names[0], other) for other in names):
+    if not rows or not all(np.array_equal(names[0], ids) for ids in names):
         return [], 1.0
     table = np.stack(rows)
     table = table[:, np.isfinite(table).all(0)]

@@ -9,7 +9,7 @@ import numpy as np
 from tools.cli.printable import printable
 from tools.cli.tables import write
 from tools.comparison.cells import CellPlan, measure_cell
-from tools.comparison.journal import Journal
+from tools.comparison.journal import Journal, Run
 from tools.comparison.page import write_files
 from tools.comparison.plan import (
     Entry,
@@ -49,12 +49,12 @@ def compare(plan: Plan, only: str = "") -> None:
         cells = [_measured(plan, host, entry, mixers) for host in hosts for entry in data]
         journal = Journal(plan.folder)
         comparison = Comparison(plan, mixers, hosts, data, cells, plan.folder, journal, say)
-        outdated = comparison.outdated()
-        describe_plan(comparison)
+        begun, outdated = bool(journal.runs), comparison.outdated()
+        earlier = comparison.made_before()
+        describe_plan(comparison, earlier)
         if only == "plan":
             return
         settings = fixed_entries(plan, mixers, cells, read_source().commit)
-        begun = bool(journal.runs) or bool(outdated)
         if only == "table":
             registered = read_registered(plan.folder)
             if registered is None:
@@ -65,6 +65,8 @@ def compare(plan: Plan, only: str = "") -> None:
                 lines = [*registered.deviations, *outdated]
                 registered = registered.model_copy(update={"deviations": lines})
                 write_registered(plan.folder, registered)
+            for run in earlier:
+                journal.add(run)
             run_plan(comparison)
         finish(comparison, registered)
 
@@ -82,11 +84,19 @@ def _measured(plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry]) -> 
     return cell
 
 
-def describe_plan(comparison: Comparison) -> None:
-    """Print runs, cost and the smallest difference that the plan can show."""
+def describe_plan(comparison: Comparison, earlier: Sequence[Run]) -> None:
+    """Print runs, cost and the smallest difference that the plan can show.
+
+    Args:
+        comparison: The plan.
+        earlier: Runs that were made before.
+    """
     plan, cells = comparison.plan, comparison.cells
     planned = list(comparison.planned())
-    open_runs = comparison.remaining()
+    keys = {run.key for run in earlier}
+    open_runs = [run for run in comparison.remaining() if run.key not in keys]
+    for run in earlier:
+        say(f"made before: {run}  {run.folder}")
     seconds = sum(comparison.estimate(run) for run in open_runs)
     tuning = sum(run.stage == "tune" for run in planned)
     count_done = len(planned) - len(open_runs)
