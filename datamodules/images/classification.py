@@ -38,7 +38,6 @@ from datamodules.loading.resident import ResidentDataset, check_room, read_entri
 from datamodules.loading.sampling import EvalSampler, NamedDataset, SeededDataset, process_group
 
 UNLABELLED = -1
-SPLIT_SEED = 0  # of ``held_out``, equal in all runs
 REQUIRED = "required"  # for recipes: the command must pass token_labels
 Boxes = Literal["image", "released"]  # see ``token_labels.LabelledTransform``
 Sample = dict[str, Tensor | int]
@@ -193,7 +192,7 @@ class ClassificationDataModule(ImageDataModule):
         counts = np.bincount(images.labels)
         rule = "needs at least two training images per class"
         refuse(f"held_out={self.held_out}", {rule: counts.min() < 2})
-        order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
+        order = np.random.default_rng(0).permutation(len(images))  # equal in all runs
         is_held = np.zeros(len(images), bool)
         for label, count in enumerate(counts):
             held_count = min(max(round(self.held_out * count), 1), count - 1)

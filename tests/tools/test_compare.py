@@ -155,13 +155,16 @@ def test_rows_are_mixers_and_controls(tmp_path, words, rows):
 
 
 def test_hosts_and_data_take_options(tmp_path):
-    plan = plan_of(
-        tmp_path, "host=timm backbone.model=vit_tiny_patch16_224", "data=folder data.root=/a"
-    )
-    (host,), (data,) = host_entries(plan), data_entries(plan)
-    assert host.label == "timm model=vit_tiny_patch16_224"
-    assert host.words == ("backbone=timm", "backbone.model=vit_tiny_patch16_224")
-    assert data.words == ("data=folder", "data.root=/a")
+    hosts = "host=timm backbone.model=vit_tiny_patch16_224 backbone.options={depth:2,num_heads:2}"
+    data = "data=folder data.root=/a/cells data.val_share=0.2,cifar10,folder data.root=/b/pets"
+    plan = plan_of(tmp_path, hosts, data)
+    (host,) = host_entries(plan)
+    assert host.label == "vit_tiny_patch16_224"
+    assert host.words == ("backbone=timm", "backbone.model=vit_tiny_patch16_224",
+                          "backbone.options={depth:2,num_heads:2}")  # fmt: skip
+    sets = data_entries(plan)
+    assert [entry.label for entry in sets] == ["folder cells", "cifar10", "folder pets"]
+    assert sets[0].words == ("data=folder", "data.root=/a/cells", "data.val_share=0.2")
 
 
 def test_final_runs_have_new_seeds_and_the_best_rate(tmp_path):

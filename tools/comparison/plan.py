@@ -35,6 +35,7 @@ SET_HERE = (
     "ckpt", "resume", "input", "paper", "experiment", "callbacks.early_stopping.patience",
     "data.split_seed",
 )  # fmt: skip
+MODEL = "backbone.model"  # names a host of timm
 FIXED = "fixed"  # entry of plan.yaml with what followed from the plan
 
 
@@ -294,18 +295,33 @@ def _mixer_words(item: str, option: str, plan: Plan) -> tuple[str, ...]:
 
 def host_entries(plan: Plan) -> list[Entry]:
     """Return the hosts of the plan."""
-    return [_group_entry("backbone", item) for item in plan.host]
+    return _group_entries("backbone", plan.host)
 
 
 def data_entries(plan: Plan) -> list[Entry]:
     """Return the data sets of the plan."""
-    return [_group_entry("data", item) for item in plan.data]
+    return _group_entries("data", plan.data)
 
 
-def _group_entry(group: str, item: str) -> Entry:
-    name, *words = split_outside_brackets(item, " ")
-    label = " ".join([name, *(word.removeprefix(f"{group}.") for word in words)])
-    return Entry(label, (f"{group}={name}", *words))
+def _group_entries(group: str, items: Sequence[str]) -> list[Entry]:
+    """Return entries with short labels: the name, and what tells entries of one name apart."""
+    parts = [split_outside_brackets(item, " ") for item in items]
+    options = [dict(word.partition("=")[::2] for word in words) for _, *words in parts]
+    names = [values.get(MODEL, name) for (name, *_), values in zip(parts, options, strict=True)]
+    labels = []
+    for name, values in zip(names, options, strict=True):
+        namesakes = [o for other, o in zip(names, options, strict=True) if other == name]
+        telling = (
+            Path(value).name
+            for key, value in values.items()
+            if len({o.get(key) for o in namesakes}) == len(namesakes)
+        )
+        more = next(telling, " ".join(map("=".join, values.items()))) if namesakes[1:] else ""
+        labels.append(f"{name} {more}".strip())
+    return [
+        Entry(label, (f"{group}={name}", *words))
+        for label, (name, *words) in zip(labels, parts, strict=True)
+    ]
 
 
 def plan_text(plan: Plan, fixed: Mapping[str, Any]) -> str:

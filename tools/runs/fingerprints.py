@@ -25,20 +25,24 @@ def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
         One of each name in ``Family.targets``, and ``val``; None without validation data.
     """
     targets = {name: _digest(content) for name, content in datamodule.target_identity().items()}
-    return {**targets, "val": split_fingerprint(datamodule, "val")}
-
-
-def split_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
-    """Return the fingerprint of a split, or None if the data lack it."""
-    if split not in datamodule.sizes():
-        return None
-    dataset = datamodule.dataset(split)
+    if "val" not in datamodule.sizes():
+        return {**targets, "val": None}
+    dataset = datamodule.dataset("val")
     files = [dataset.describe(index) for index in range(len(dataset))]
     parts: list[Any] = [sorted(_shorten(file) for file in files), _sizes(files)]
     annotations = getattr(datamodule, "annotations_digest", None)
     if annotations is not None:
         parts.append(annotations)
-    return _digest(parts)
+    return {**targets, "val": _digest(parts)}
+
+
+def split_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
+    """Return the fingerprint of a split's files, or None if the data lack it."""
+    if split not in datamodule.sizes():
+        return None
+    dataset = datamodule.dataset(split)
+    files = [dataset.describe(index) for index in range(len(dataset))]
+    return _digest([sorted(map(_shorten, files)), _sizes(files)])
 
 
 def _shorten(file: str) -> str:
