@@ -60,6 +60,8 @@ class BaseDataModule(LightningDataModule):
         fixed_size: True if all inputs have one size, in training and evaluation.
         example: Command-line options that select this dataset, for error messages.
         parts: Subsets that are evaluated one by one; see ``robustness``.
+        held_out: Share of the training samples that is evaluated instead of the validation or test
+            data; 0 for none.
         left_out: Description of what an option excludes from evaluation; known after ``setup``.
         made_by: Keyword arguments and ``_target_`` that rebuild this datamodule.
     """
@@ -72,6 +74,7 @@ class BaseDataModule(LightningDataModule):
     fixed_order: bool = False
     fixed_size: ClassVar[bool] = False
     parts: Sequence[Any] = ()
+    held_out: float = 0.0
     left_out: str = ""
     made_by: dict[str, Any]
 
@@ -131,8 +134,25 @@ class BaseDataModule(LightningDataModule):
         """Check everything on disk and build the datasets; later calls return at once."""
         if not self._datasets:
             self._datasets = {**self.build()}
+            if self.held_out:
+                self._datasets |= self.divide()
             if self.predict_path is not None:
                 self.set_predict_inputs(self.predict_path)
+
+    def divide(self) -> dict[Split, NamedDataset]:
+        """Return datasets without the test's samples, for a choice of settings before the test.
+
+        With a test split of its own, a dataset is evaluated by its validation split instead.
+
+        Raises:
+            ValueError: The layout cannot divide its training samples.
+        """
+        if "test" in self._datasets:
+            return {"test": self._datasets["val"]}
+        raise ValueError(
+            f"held_out={self.held_out}, but {type(self).__name__} cannot divide its training "
+            f"{self.unit}; leave it out"
+        )
 
     def measured_options(self) -> dict[str, Any]:
         """Return the options that were measured on the training data; known after ``setup``."""

@@ -58,13 +58,9 @@ def unlike_host(backbone: Backbone) -> str | None:
         return None
     host = look_up(backbone.name)[0].name
     usual, plain_usual = backbone_schema(backbone.name), backbone_schema(host)
-    host_options = {
-        key: value
-        for key, value in backbone.made_by.items()
-        if key not in MIXERS and key in usual and value != usual[key]
-    }
+    typed_options = host_options(backbone.name, backbone.made_by)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        host_text = describe_network(create_backbone(host, **host_options))
+        host_text = describe_network(create_backbone(host, **typed_options))
     text = describe_network(backbone)
     notes = []
     if text["class_tokens"] < host_text["class_tokens"]:
@@ -73,7 +69,7 @@ def unlike_host(backbone: Backbone) -> str | None:
     notes += [
         f"with {key}={str(usual[key]).lower()}"
         for key in plain_usual
-        if key not in (*MIXERS, *host_options, "class_token") and usual[key] != plain_usual[key]
+        if key not in (*MIXERS, *typed_options, "class_token") and usual[key] != plain_usual[key]
     ]
     more = text["host_parameters"] - host_text["host_parameters"]
     if more and not notes:
@@ -83,6 +79,16 @@ def unlike_host(backbone: Backbone) -> str | None:
     return (
         f"{backbone.name}{suffix} is built {' and '.join(notes)}, unlike {host}" if notes else None
     )
+
+
+def host_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a backbone's plain host: those that differ from the name's defaults."""
+    usual = backbone_schema(name)
+    return {
+        key: value
+        for key, value in options.items()
+        if key not in MIXERS and key in usual and value != usual[key]
+    }
 
 
 def _adapters(module: nn.Module) -> list[nn.Module]:

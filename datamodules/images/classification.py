@@ -177,30 +177,37 @@ class ClassificationDataModule(ImageDataModule):
         is_new = not self._datasets
         super().setup(stage)
         if is_new and self.selection_share:
-            self._datasets |= self._select()
+            option = f"data.selection_share={self.selection_share}"
+            test = self.dataset("val")
+            self._datasets |= {**self._divided(self.selection_share, option), "test": test}
+            val, train = (len(self.dataset(split)) for split in ("val", "train"))
+            log(
+                f"{val:,} of {val + train:,} training images validate ({option}); the "
+                f"{len(test):,} others test only"
+            )
 
-    def _select(self) -> dict[Split, NamedDataset]:
-        """Return the datasets that train, that validate in training, and that test."""
+    def divide(self) -> dict[Split, NamedDataset]:
+        """Return the training images without a share of each class, and this share as validation.
+
+        Raises:
+            ValueError: The layout cannot divide its images, or a class has too few.
+        """
+        if not hasattr(self.dataset("train").dataset, "select"):
+            return super().divide()
+        return self._divided(self.held_out, f"held_out={self.held_out}")
+
+    def _divided(self, share: float, option: str) -> dict[Split, NamedDataset]:
+        """Return the training images in two parts, the second a share of each class."""
         images: Any = self.dataset("train").dataset
-        option = f"data.selection_share={self.selection_share}"
         rule = "is for images in files, CIFAR's and Fashion-MNIST, with one label each"
         refuse(option, {rule: not hasattr(images, "select")})
-        is_val = draw_rows(images.labels, self.selection_share)
+        is_val = draw_rows(images.labels, share)
         untrained = set(images.labels.tolist()) - set(images.labels[~is_val].tolist())
         class_names = [self.class_names[label] for label in untrained]
         refuse(option, {"leaves no training image of the classes": class_names})
         train, val = (images.select(np.flatnonzero(rows)) for rows in (~is_val, is_val))
         val.transform = self._eval
-        test = self.dataset("val")
-        log(
-            f"{len(val):,} of {len(images):,} training images validate ({option}); the "
-            f"{len(test):,} others test only"
-        )
-        return {
-            "train": self.seeded(train, train.path),
-            "val": self.seeded(val, val.path),
-            "test": test,
-        }
+        return {"train": self.seeded(train, train.path), "val": self.seeded(val, val.path)}
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Return the test batches: the validation images, unless ``selection_share`` draws some."""

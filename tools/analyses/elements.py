@@ -48,12 +48,13 @@ def document(title: str, head: str, sections: Sequence[Section]) -> str:
     )
 
 
-def table(records: Sequence[Record], columns: Columns) -> str:
+def table(records: Sequence[Record], columns: Columns, *, whole: bool = False) -> str:
     """Return a table that scrolls in narrow windows; long ones are collapsed.
 
     Args:
         records: Rows; those beyond ``MOST_ROWS`` are counted below the table instead.
         columns: Key -> heading and format of the values; None is shown as a dash.
+        whole: Show all rows at once.
     """
     if not records:
         return ""
@@ -63,7 +64,8 @@ def table(records: Sequence[Record], columns: Columns) -> str:
         f"<th{marks[key]}>{text(heading)}</th>" for key, (heading, _) in headings.items()
     )
     lines = []
-    for record in records[:MOST_ROWS]:
+    most = len(records) if whole else MOST_ROWS
+    for record in records[:most]:
         values = [(marks[key], record[key], form) for key, (_, form) in headings.items()]
         cells = [
             (mark, "-" if value is None else form.format(value)) for mark, value, form in values
@@ -74,10 +76,10 @@ def table(records: Sequence[Record], columns: Columns) -> str:
         f'<div class="wide"><table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>'
         "</div>"
     )
-    more = len(records) - MOST_ROWS
+    more = len(records) - most
     if more > 0:
         box += f'<p class="what">{more} more {"row" if more == 1 else "rows"} left out</p>'
-    if len(records) < FOLDED:
+    if whole or len(records) < FOLDED:
         return box
     return f"<details><summary>Table of {len(records)} rows</summary>{box}</details>"
 

@@ -43,21 +43,21 @@ def write(records: Sequence[Record], form: str, columns: Columns) -> None:
 def _write_markdown(records: Sequence[Record], columns: Columns) -> None:
     rules = [":---" if key in LEFT_ALIGNED else "---:" for key in columns]
     headings = [heading for heading, _ in columns.values()]
-    for row in (headings, rules, *(_format_cells(record, columns) for record in records)):
+    for row in (headings, rules, *(format_cells(record, columns) for record in records)):
         print(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |")
 
 
 def _write_latex(records: Sequence[Record], columns: Columns) -> None:
     """Print a LaTeX tabular with booktabs rules."""
     headings = [heading for heading, _ in columns.values()]
-    rows = [headings, *(_format_cells(record, columns) for record in records)]
+    rows = [headings, *(format_cells(record, columns) for record in records)]
     aligned = "".join("l" if key in LEFT_ALIGNED else "r" for key in columns)
-    lines = [" & ".join(map(_escape_latex, row)) + r" \\" for row in rows]
+    lines = [" & ".join(map(escape_latex, row)) + r" \\" for row in rows]
     print(rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", lines[0], r"\midrule", sep="\n")
     print(*lines[1:], r"\bottomrule", r"\end{tabular}", sep="\n")
 
 
-def _escape_latex(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Escape the characters that LaTeX reads as commands."""
     text = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", r"\textbackslash "))
     return (
@@ -70,7 +70,7 @@ def _escape_latex(text: str) -> str:
 def _write_plain(records: Sequence[Record], columns: Columns) -> None:
     """Print aligned columns, for programs."""
     headings = [heading for heading, _ in columns.values()]
-    cells = [headings, *(_format_cells(record, columns) for record in records)]
+    cells = [headings, *(format_cells(record, columns) for record in records)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         parts = [
@@ -93,14 +93,15 @@ def _write_rich(records: Sequence[Record], columns: Columns) -> None:
         table.add_column(heading, justify=justify, overflow="fold", no_wrap=key not in FOLDED)
     for record in records:
         number = {"note": str(notes.index(record["note"]) + 1)} if record.get("note") else {}
-        table.add_row(*_format_cells(record | number, columns))
+        table.add_row(*format_cells(record | number, columns))
     console = Console(highlight=False)
     console.print(table)
     for index, note in enumerate(notes, start=1):
         console.print(printable(f"{index}  {note}"), markup=False)
 
 
-def _format_cells(record: Record, columns: Columns) -> list[str]:
+def format_cells(record: Record, columns: Columns) -> list[str]:
+    """Return the texts of a row."""
     values = [(record[key], form) for key, (_, form) in columns.items()]
     texts = ["-" if value is None else form.format(value) for value, form in values]
     return [printable(text) for text in texts]

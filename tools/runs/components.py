@@ -32,6 +32,7 @@ from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.logger_setup import make_loggers
 from tools.runs.optional_callbacks import make_callbacks
+from tools.runs.shared_start import start_as_host
 from tools.runs.source import Source, keep_source, read_source
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Compo
         _prepare(config, datamodule, backbone)
     task = build_task(_restarted(config, resumed), datamodule, backbone)
     if training:
+        start_as_host(_restarted(config, resumed), datamodule, task)
         task.prepare_training(datamodule)
     loaded = {} if checkpoint is None else _load(task, checkpoint, config.trainer["precision"])
     options, start = config.trainer, None
@@ -205,6 +207,7 @@ def _datamodule(config: RunConfig, checkpoint: Checkpoint | None) -> tuple[Any, 
         data = automatic.with_measured(values.data, checkpoint.values.get(BUILT))
         values = values.model_copy(update={"data": data})
     datamodule = build(values.data, "data", seed=config.seed, predict_path=config.input)
+    datamodule.held_out = config.held_out
     if checkpoint is None or config.input is None:
         return datamodule, False
     from tools.runs.predict_mode import needs_no_data

@@ -10,6 +10,7 @@ from tools.cli.catalogue import catalogue
 
 TOKEN_MIXER, STOPPING = "backbone.token_mixer", "callbacks.early_stopping"
 CHANNELS, RGB = "backbone.in_chans", 3
+USUAL = {"keep_classifier": False, "start": "own", "held_out": 0.0}  # as in runs without them
 GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_``
 
 
@@ -17,13 +18,14 @@ def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flat config in a form that is equal for all versions.
 
     A token mixer's name is one of its options. Early stopping has an explicit direction, or none
-    without patience. ``keep_classifier=false`` and the channels of RGB images are left out.
+    without patience. Usual values of ``USUAL`` and the channels of RGB images are left out.
     """
     result = dict(config)
     if result.get(CHANNELS) == RGB:
         del result[CHANNELS]
-    if not result.get("keep_classifier", True):
-        del result["keep_classifier"]
+    for key, value in USUAL.items():
+        if result.get(key) == value:
+            del result[key]
     family = families().get(str(result.get("task_name")))
     if result.get(f"{STOPPING}.patience") is None:
         result.pop(f"{STOPPING}.mode", None)

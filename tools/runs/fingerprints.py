@@ -40,6 +40,15 @@ def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
     return {**targets, "val": _digest(parts)}
 
 
+def split_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
+    """Return the fingerprint of a split's files, or None if the data lack it."""
+    if split not in datamodule.sizes():
+        return None
+    dataset = datamodule.dataset(split)
+    files = [dataset.describe(index) for index in range(len(dataset))]
+    return _digest([sorted(map(_shorten, files)), _sizes(files)])
+
+
 def _shorten(file: str) -> str:
     return "/".join(Path(file).parts[-2:])
 

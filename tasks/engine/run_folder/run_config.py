@@ -25,6 +25,8 @@ class RunConfig(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     output_dir: str = "outputs"
     checkpoints: Literal["all", "best", "last"] = "all"
+    start: Literal["own", "host"] = "own"
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     checkpoint_every: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     require_pretrained: bool = False
     keep_memory: bool = True

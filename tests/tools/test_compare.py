@@ -1,0 +1,445 @@
+"""tools/compare.py: plans, registration, the table from runs that ended, and the command."""
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+from filelock import FileLock
+
+from tasks.engine.run_folder.bounded_reading import DamagedFile
+from tests import checkout
+from tests.runs import ROOT, SHORTEST
+from tools import compare as command
+from tools.comparison.cells import CellPlan, Network
+from tools.comparison.journal import Journal, Run
+from tools.comparison.page import write_files
+from tools.comparison.plan import (
+    TUNING_SEED,
+    data_entries,
+    host_entries,
+    mixer_entries,
+    plan_changes,
+    read_plan,
+)
+from tools.comparison.register import fixed_entries, locked, read_registered, register
+from tools.comparison.runner import Comparison
+from tools.comparison.table import make_table
+
+WORDS = ("mixer=ffn,glu", "host=deit_t", "data=sample_classification", "baseline=ffn")
+SMALL = tuple(word for word in SHORTEST if not word.startswith("task="))
+
+
+def plan_of(folder, *words):
+    return read_plan([*WORDS, f"output_dir={folder}", *words])
+
+
+def network(parameters=100, **terms):
+    facts = {"class_tokens": 1, "pooling": "class token", "norms": ["LayerNorm"], **terms}
+    return Network(parameters, 10.0 * parameters, 0.1, 0.1, 2.0, 500.0, 40, facts, {})
+
+
+def comparison_of(folder, *words, refused=()):
+    plan = plan_of(folder, *words)
+    mixers, hosts, data = mixer_entries(plan), host_entries(plan), data_entries(plan)
+    cells = []
+    for host in hosts:
+        for entry in data:
+            cell = CellPlan(host.label, entry.label, rate=1e-3, prints={"val": "a"})
+            for number, mixer in enumerate(mixers):
+                if (mixer.label, host.label) in refused:
+                    cell.refused[mixer.label] = "dim 3 is not divisible by 2"
+                else:
+                    unlike = {"class_tokens": 0} if mixer.label == "iffn" else {}
+                    cell.networks[mixer.label] = network(100 + number, **unlike)
+            cells.append(cell)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    made = Comparison(
+        plan, mixers, hosts, data, cells, plan.folder, Journal(plan.folder), lines.append
+    )
+    return made
+
+
+def fill(comparison, effects=None, seed=0):
+    """Give each planned run a result: a mixer's effect and a seed's deviation of 1."""
+    generator = np.random.default_rng(seed)
+    levels = {cell.key: generator.normal(70, 5) for cell in comparison.cells}
+    for planned in comparison.planned():
+        run = comparison.settled(planned)
+        mean = levels[run.cell] + (effects or {}).get(run.mixer, 0.0)
+        facts = {"value": generator.normal(mean, 1), "status": "finished", "folder": "/gone"}
+        comparison.journal.add(run.model_copy(update=facts | {"ece": 0.1, "memory": 50.0}))
+
+
+TWO_BY_TWO = ("host=deit_t,swin_t", "data=sample_classification,cifar10", "seeds=4", "rates=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mixer=ffn"], "host= is missing"),
+        ([*WORDS, "seeds=1"], "seeds must be greater than or equal to 2"),
+        ([*WORDS, "seeds=two"], "seeds=two must be a number"),
+        ([*WORDS, "budget=hours"], "budget must be 'steps', 'macs', 'params' or 'seconds'"),
+        ([*WORDS, "baseline=iffn"], "baseline=iffn must be one of mixer=ffn,glu"),
+        ([*WORDS, "mixer=ffn,glu,glu"], "mixer names an entry twice"),
+        ([*WORDS, "mixer=ffn"], "mixer needs a mixer besides the baseline"),
+        ([*WORDS, "rates=2"], "with 1 among them"),
+        ([*WORDS, "seed=3"], "seed=3 is set by the comparison itself"),
+        ([*WORDS, "resume=true"], "resume=true is set by the comparison itself"),
+        ([*WORDS, "name=../x"], "name string should match"),
+        ([*WORDS, "name=.."], "name string should match"),
+        ([*WORDS, "task=forecasting"], "is not in percent: pass equivalence="),
+        ([*WORDS, "task=cooking"], "unknown task 'cooking'"),
+        (["plan=missing.yaml"], "plan=missing.yaml does not exist"),
+        ([*WORDS, "word"], "cannot read 'word'"),
+    ],
+)
+def test_wrong_plans_are_one_sentence(words, message):
+    with pytest.raises(ValueError, match="(?s)" + message.replace("(", "\\(")) as caught:
+        read_plan(words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mixers", "message"),
+    [("ffn,glue", "glue"), ("ffn,sbm", "has channel and token mixers"), ("ffn,[ffn,sbm]", "token")],
+)
+def test_wrong_mixers_are_one_sentence(tmp_path, mixers, message):
+    with pytest.raises(ValueError, match=message):
+        mixer_entries(plan_of(tmp_path, f"mixer={mixers}"))
+
+
+def test_a_file_and_typed_words_give_the_same_plan(tmp_path):
+    content = {"mixer": ["ffn", "glu backbone.mixer.act=mish"], "host": "deit_t", "seeds": 3,
+               "data": ["sample_classification"], "baseline": "ffn", "rates": [1]}  # fmt: skip
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(content))
+    words = ["mixer=ffn,glu backbone.mixer.act=mish", "seeds=3", "rates=1"]
+    assert read_plan([f"plan={tmp_path / 'my.yaml'}"]) == read_plan([*WORDS, *words])
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(content | {"sedes": 3}))
+    with pytest.raises(ValueError, match=r"my.yaml: there is no entry called 'sedes'.*seeds"):
+        read_plan([f"plan={tmp_path / 'my.yaml'}"])
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ([], {"ffn": (), "glu": ("backbone.mixer.name=glu",)}),
+        (["mixer=ffn,[ffn,glu,glu,ffn]"],
+         {"ffn": (), "[ffn,glu,glu,ffn]": ("backbone.mixer=[ffn,glu,glu,ffn]",)}),
+        (["mixer=glu,iffn", "baseline=glu", "budget=params"],
+         {"glu": ("backbone.mixer.name=glu", "backbone.mixer.match=params"), "own": ()}),
+        (["mixer=sbm,pooling", "baseline=pooling"],
+         {"sbm": ("backbone.token_mixer.name=sbm",), "own": (),
+          "random": ("backbone.token_mixer.name=random",),
+          "identity": ("backbone.token_mixer.name=identity",)}),
+    ],
+)  # fmt: skip
+def test_rows_are_mixers_and_controls(tmp_path, words, rows):
+    plan = plan_of(tmp_path, *words)
+    entries = {entry.label: entry for entry in mixer_entries(plan)}
+    for label, typed in rows.items():
+        assert entries[label].words == typed
+    again = entries[f"{plan.baseline} again"]
+    assert again.words == entries[plan.baseline].words
+    assert again.first_seed >= plan.seeds
+    assert ("own" in entries) == ("ffn" not in plan.mixer)
+
+
+def test_hosts_and_data_take_options(tmp_path):
+    hosts = "host=timm backbone.model=vit_tiny_patch16_224 backbone.options={depth:2,num_heads:2}"
+    data = "data=folder data.root=/a/cells data.val_share=0.2,cifar10,folder data.root=/b/pets"
+    plan = plan_of(tmp_path, hosts, data)
+    (host,) = host_entries(plan)
+    assert host.label == "vit_tiny_patch16_224"
+    assert host.words == ("backbone=timm", "backbone.model=vit_tiny_patch16_224",
+                          "backbone.options={depth:2,num_heads:2}")  # fmt: skip
+    sets = data_entries(plan)
+    assert [entry.label for entry in sets] == ["folder cells", "cifar10", "folder pets"]
+    assert sets[0].words == ("data=folder", "data.root=/a/cells", "data.val_share=0.2")
+
+
+def test_final_runs_have_new_seeds_and_the_best_rate(tmp_path):
+    comparison = comparison_of(tmp_path)
+    planned = list(comparison.planned())
+    tuned = [run for run in planned if run.stage == "tune"]
+    assert {(run.mixer, run.factor) for run in tuned} == {
+        (mixer, factor) for mixer in ("ffn", "glu") for factor in (0.25, 1.0, 4.0)
+    }
+    finals = [run for run in planned if run.stage == "final"]
+    assert {run.seed for run in tuned} == {TUNING_SEED}
+    assert not {run.seed for run in tuned} & {run.seed for run in finals}
+    values = {0.25: 50.0, 1.0: 60.0, 4.0: 60.0}
+    for run in tuned:
+        facts = {"value": values[run.factor] - 30 * (run.mixer == "glu" and run.factor == 1)}
+        comparison.journal.add(run.model_copy(update=facts | {"status": "finished"}))
+    assert comparison.chosen_factor("ffn", finals[0].cell) == 1.0
+    assert comparison.chosen_factor("ffn again", finals[0].cell) == 1.0
+    assert comparison.chosen_factor("glu", finals[0].cell) == 4.0
+    glu = next(run for run in finals if run.mixer == "glu")
+    words = comparison.words(comparison.settled(glu))
+    assert {"optimizer.lr=0.004", "start=host", "checkpoints=last"} <= set(words)
+    assert not any(word.startswith("held_out") for word in words)
+    assert "held_out=0.2" in comparison.words(tuned[0])
+
+
+def test_equal_seconds_are_steps_at_the_measured_pace(tmp_path):
+    words = comparison_of(tmp_path, "budget=seconds", "rates=1")
+    run = next(run for run in words.planned() if run.mixer == "glu")
+    assert {"trainer.max_epochs=-1", "trainer.max_steps=40"} <= set(words.words(run))
+
+
+def test_the_journal_survives_and_refuses_damage(tmp_path):
+    journal = Journal(tmp_path)
+    run = Run(stage="final", mixer="glu, wide", host="h", data="d", seed=1, factor=0.25)
+    failed = run.model_copy(update={"seed": 2, "status": "failed", "reason": 'a "reason", long'})
+    for each in (run.model_copy(update={"status": "finished", "value": 71.5}), failed):
+        journal.add(each)
+    again = Journal(tmp_path)
+    assert again.completed(run).value == 71.5
+    assert again.completed(failed) is None
+    assert again.runs[failed.key].reason == failed.reason
+    (tmp_path / "runs.csv").write_text("stage,mixer\nfinal,glu\n")
+    with pytest.raises(DamagedFile, match=r"runs.csv is damaged: the entry host is missing"):
+        Journal(tmp_path)
+
+
+def registered_text(comparison, commit="c", *, begun):
+    fixed = fixed_entries(comparison.plan, comparison.mixers, comparison.cells, commit)
+    return register(comparison.folder, comparison.plan, fixed, begun=begun)
+
+
+def test_a_plan_is_hashed_once_and_changes_are_deviations(tmp_path):
+    first = registered_text(comparison_of(tmp_path), begun=False)
+    content = yaml.safe_load((tmp_path / "comparisons/comparison/plan.yaml").read_text())
+    assert content["fixed"]["metric"] == "top1"
+    assert content["fixed"]["equivalence"] == 0.5
+    assert content["fixed"]["cells"]["deit_t on sample_classification"]["rate"] == 1e-3
+    assert registered_text(comparison_of(tmp_path), begun=True) == first
+    # Before the first run a plan may change, and has another hash.
+    changed = registered_text(comparison_of(tmp_path, "seeds=3"), begun=False)
+    assert changed.hash != first.hash
+    assert changed.deviations == []
+    later = registered_text(comparison_of(tmp_path, "seeds=4"), commit="d", begun=True)
+    assert later.hash == changed.hash
+    assert "seeds: 3 before, 4 now" in later.deviations[0]
+    assert any("commit: c before, d now" in line for line in later.deviations)
+    assert read_registered(tmp_path / "comparisons/comparison") == later
+
+
+def test_an_edited_plan_is_a_deviation(tmp_path):
+    registered_text(comparison_of(tmp_path), begun=False)
+    path = tmp_path / "comparisons/comparison/plan.yaml"
+    before = path.read_text()
+    path.write_text(before.replace("equivalence: null", "equivalence: 2.0"))
+    typed = registered_text(comparison_of(tmp_path), begun=True)
+    assert "plan.yaml was edited (equivalence: None before, 2.0 now)" in typed.deviations[0]
+    assert path.read_text() == before
+    path.write_text(before.replace("equivalence: null", "equivalence: 2.0"))
+    followed = read_plan([f"plan={path}"])
+    assert (followed.equivalence, followed.folder) == (2.0, tmp_path / "comparisons/comparison")
+    path.unlink()
+    assert "was removed" in registered_text(comparison_of(tmp_path), begun=True).deviations[-1]
+
+
+def test_other_data_are_refused(tmp_path):
+    registered_text(comparison_of(tmp_path), begun=False)
+    comparison = comparison_of(tmp_path)
+    comparison.cells[0].prints["val"] = "b"
+    with pytest.raises(ValueError, match="has runs on other data"):
+        registered_text(comparison, begun=True)
+
+
+def test_plan_changes_name_both_values():
+    assert plan_changes("a: 1\nb: {c: 2}\n", "a: 1\nb: {d: 3}\n") == [
+        "b.d: None before, 3 now", "b.c: 2 before, None now"
+    ]  # fmt: skip
+
+
+def test_two_commands_on_one_folder(tmp_path, capsys):
+    plan = plan_of(tmp_path)
+    plan.folder.mkdir(parents=True)
+    with FileLock(plan.folder / "lock"):
+        with pytest.raises(ValueError, match="another command compares in"), locked(plan.folder):
+            pass
+        with pytest.raises(SystemExit) as ended:
+            command.main([*WORDS, f"output_dir={tmp_path}"])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("error: another command compares")
+    with locked(plan.folder):
+        pass
+
+
+def test_the_table_tests_itself_and_finds_a_planted_difference(tmp_path):
+    comparison = comparison_of(tmp_path, "mixer=ffn,glu,iffn", *TWO_BY_TWO)
+    fill(comparison, {"glu": 6.0, "iffn": -6.0})
+    table = make_table(comparison)
+    rows = {record["mixer"].rstrip("†‡"): record for record in table.records}
+    assert [rows[name]["verdict"] for name in ("ffn", "glu", "iffn")] == [
+        "baseline", "better", "worse"
+    ]  # fmt: skip
+    assert rows["ffn again"]["verdict"] == "cannot tell"
+    assert any("self-test: ffn with other seeds is 'cannot tell'" in line for line in table.notes)
+    assert rows["glu"]["rank"] == 1.0
+    assert rows["glu"]["runs"] == 16
+    assert rows["glu"]["beyond"] in ("better", "cannot tell")
+    # The mixer that forces another class token is marked, and the line names it.
+    assert table.records[2]["mixer"] == "iffn†"
+    assert any("† iffn has in deit_t on cifar10 class tokens 0" in line for line in table.notes)
+    values = [run.value for run in comparison.journal.finished()
+              if (run.mixer, run.host, run.data) == ("glu", "swin_t", "cifar10")]  # fmt: skip
+    assert rows["glu"]["swin_t on cifar10"] == pytest.approx(np.mean(values))
+    assert any("run folders were moved or deleted" in line for line in table.notes)
+
+
+def test_a_failed_self_test_is_said(tmp_path):
+    comparison = comparison_of(tmp_path, *TWO_BY_TWO)
+    fill(comparison, {"ffn again": 6.0})
+    assert any("FAILED" in line for line in make_table(comparison).notes)
+
+
+def test_a_missing_cell_and_a_failed_run_are_named(tmp_path):
+    comparison = comparison_of(tmp_path, *TWO_BY_TWO, refused=[("glu", "swin_t")])
+    fill(comparison, {"glu": 6.0})
+    run = next(run for run in comparison.journal if run.mixer == "ffn")
+    comparison.journal.add(run.model_copy(update={"status": "failed", "reason": "loss is NaN"}))
+    table = make_table(comparison)
+    glu = next(record for record in table.records if record["mixer"] == "glu‡")
+    assert glu["swin_t on cifar10"] is None
+    assert glu["verdict"] == "better"
+    assert any("‡ glu does not fit swin_t on cifar10: dim 3" in line for line in table.notes)
+    assert any("failed: ffn in" in line and "loss is NaN" in line for line in table.notes)
+    assert {record["runs"] for record in table.records} >= {8, 15, 16}
+
+
+def test_few_blocks_conclude_nothing(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1")
+    fill(comparison, {"glu": 50.0})
+    table = make_table(comparison)
+    assert "nothing can be concluded beyond these cells: 1 host says nothing about others" in (
+        table.notes
+    )
+    assert all(record["beyond"] in ("baseline", "cannot tell") for record in table.records)
+
+
+def test_intervals_use_answers_per_sample(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1")
+    generator = np.random.default_rng(0)
+    for number, run in enumerate(comparison.planned()):
+        folder = tmp_path / f"run{number}"
+        folder.mkdir()
+        value = (generator.random(100) < 0.5).astype(float)
+        np.savez(folder / "answers.npz", ids=np.arange(100), value=value)
+        facts = {"value": 100 * value.mean(), "status": "finished", "folder": str(folder)}
+        comparison.journal.add(run.model_copy(update=facts))
+    widths = []
+    for _ in range(2):
+        row = make_table(comparison).cells[0]
+        low, high = map(float, row["interval"].split(" to "))
+        widths.append(high - low)
+        for path in tmp_path.glob("*/answers.npz"):
+            path.unlink()
+    assert widths[0] > widths[1] + 5
+
+
+def test_files_of_a_comparison(tmp_path):
+    comparison = comparison_of(tmp_path, "mixer=ffn,glu,iffn", *TWO_BY_TWO)
+    fill(comparison, {"glu": 6.0, "iffn": -6.0})
+    registered = registered_text(comparison, begun=False)
+    write_files(comparison, make_table(comparison), registered)
+    page = (comparison.folder / "report.html").read_text()
+    assert registered.hash in page
+    assert "left out" not in page  # all of 64 runs are listed
+    assert "http" not in page.replace("http://www.w3.org", "")
+    for part in ("Cells", "Deviations from the plan", "Versions", "torch", "better"):
+        assert part in page
+    tex = (comparison.folder / "table.tex").read_text()
+    glu = next(line for line in tex.splitlines() if line.startswith("glu"))
+    assert glu.count(r"\textbf{") == 4
+    assert r"\underline{" in tex
+    assert r"iffn$^\dagger$" in tex
+    assert r"\toprule" in tex
+    assert registered.hash in (comparison.folder / "table.md").read_text()
+
+
+def typed(folder, *words):
+    return [sys.executable, str(ROOT / "tools" / "compare.py"), *WORDS, "rates=1", *SMALL,
+            f"output_dir={folder}", *words]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sample_cache")
+def test_a_killed_command_continues_and_reuses_runs(tmp_path):
+    process = subprocess.Popen(typed(tmp_path), stdout=subprocess.PIPE, text=True)
+    journal = tmp_path / "comparisons/comparison/runs.csv"
+    while not journal.exists():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    first = Journal(journal.parent)
+    assert 1 <= len(first.runs) < 6
+    ended = subprocess.run(typed(tmp_path), capture_output=True, text=True, timeout=900)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    last = Journal(journal.parent)
+    assert len(last.finished()) == 6
+    assert all(last.runs[key] == run for key, run in first.runs.items())
+    registered = json.loads((journal.parent / "registered.json").read_text())
+    assert registered["deviations"] == []
+    # Another seed is added, and another comparison finds all runs of this one.
+    more = typed(tmp_path, "seeds=3", "name=more")
+    ended = subprocess.run(more, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("made before: ") == 6
+    assert len(Journal(tmp_path / "comparisons/more").finished()) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sample_cache")
+def test_pairs_that_do_not_fit_and_wrong_words_are_named_before_any_run(tmp_path):
+    words = ["mixer=ffn,glu backbone.mixer.hidden_ratio=0", "only=plan"]
+    ended = subprocess.run(typed(tmp_path, *words), capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "glu backbone.mixer.hidden_ratio=0 does not fit: " in ended.stdout
+    for words, message in (
+        (["data=sample_detection"], "this data is for task=detection"),
+        (["host=bicubic"], "bicubic"),
+        (["optimizer.lrr=1"], "adamw has no option"),
+    ):
+        ended = subprocess.run(typed(tmp_path, *words), capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 2
+        assert message in ended.stderr
+        assert ended.stderr.count("\n") == 1
+    assert not list(tmp_path.rglob("summary.json"))
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_an_own_table(tmp_path):
+    """The commands of the page, with an own mixer, in few steps."""
+    copy = checkout.copied(tmp_path)
+    name = "backbones/mixers/tanh_ffn.py"
+    shutil.copy(ROOT / "docs/examples/new" / name, copy / name)
+    page = (ROOT / "docs/tutorials/compare.md").read_text()
+    commands = re.findall(r"^python (tools/compare.py .*)$", page, re.MULTILINE)
+    plan, table, more = (shlex.split(text) for text in commands)
+    short = ["trainer=cpu", "trainer.limit_train_batches=2", "++data.digits_per_class=4"]
+    out = checkout.output(copy, *plan, *short)
+    assert "smallest difference that it can show" in out
+    assert not list(copy.glob("outputs/comparisons/mine/runs/**/summary.json"))
+    out = checkout.output(copy, *table, *short)
+    assert "tanh_ffn" in out
+    assert "self-test: ffn with other seeds" in out
+    out = checkout.output(copy, *more)
+    assert "deviation from the plan" in out
+    assert "seeds: 2 before, 3 now" in out
+    assert (copy / "outputs/comparisons/mine/report.html").stat().st_size > 10_000

@@ -1,0 +1,185 @@
+"""Claims of tools/compare.py: against published values, and in simulated tables."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tools.comparison.statistics import (
+    beyond,
+    critical,
+    error_variances,
+    interval,
+    judge,
+    mean_ranks,
+    visible_by,
+    visible_difference,
+    within,
+)
+
+# Dunnett (1955), blood counts of animals, also the example of R's DescTools and of scipy.
+CONTROL = [7.40, 8.50, 7.20, 8.24, 9.84, 8.32]
+DRUGS = {"a": [9.76, 8.80, 7.68, 9.36], "b": [12.80, 9.68, 12.16, 9.20, 10.55]}
+ALONE = ("host", "data")
+
+
+def simulated(generator, *, mixers=5, hosts=3, sets=4, seeds=2, interaction=0.0, effect=0.0):
+    """A table of deviation 1 per seed, in which mixer m1 is better by an effect."""
+    cells = [(f"h{host}", f"d{number}") for host in range(hosts) for number in range(sets)]
+    level = {cell: generator.normal(0, 10) for cell in cells}
+    table = {}
+    for mixer in range(mixers):
+        suits = {f"h{host}": generator.normal(0, interaction) for host in range(hosts)}
+        shift = effect if mixer == 1 else 0.0
+        table[f"m{mixer}"] = {
+            cell: generator.normal(level[cell] + suits[cell[0]] + shift, 1, seeds).tolist()
+            for cell in cells
+        }
+    return table
+
+
+def share_of_claims(claim, tables, **options):
+    generator = np.random.default_rng(0)
+    claims = [claim(simulated(generator, **options), "m0", 0.0) for _ in range(tables)]
+    return np.mean([any(e.verdict in ("better", "worse") for e in c.values()) for c in claims])
+
+
+def test_one_cell_gives_dunnetts_published_values():
+    values = {name: {ALONE: runs} for name, runs in {"c": CONTROL, **DRUGS}.items()}
+    effects = within(values, "c", 0.0)
+    assert [round(effects[name].p, 3) for name in "ab"] == [0.620, 0.006]  # R: DunnettTest
+    reference = stats.dunnett(*DRUGS.values(), control=CONTROL, rng=np.random.default_rng(0))
+    ends = reference.confidence_interval()
+    for number, name in enumerate(DRUGS):
+        effect = effects[name]
+        assert effect.mean == pytest.approx(np.mean(DRUGS[name]) - np.mean(CONTROL))
+        assert effect.p == pytest.approx(reference.pvalue[number], abs=2e-3)
+        assert (effect.low, effect.high) == pytest.approx(
+            (ends.low[number], ends.high[number]), abs=5e-3
+        )
+    assert [effects[name].verdict for name in "ab"] == ["cannot tell", "better"]
+
+
+@pytest.mark.parametrize(
+    ("comparisons", "degrees", "value"),
+    [(2, 10, 2.57), (3, 12, 2.68), (9, 20, 2.95), (5, 60, 2.58), (1, 10, 2.23)],
+)
+def test_critical_values_are_those_of_dunnetts_table(comparisons, degrees, value):
+    """Dunnett (1964), Table III: two-sided, 5 %, equal numbers of runs."""
+    correlation = np.full((comparisons, comparisons), 0.5) + 0.5 * np.eye(comparisons)
+    assert critical(correlation, degrees) == pytest.approx(value, abs=0.012)
+
+
+def test_two_cells_by_hand():
+    """Cells' means and a mixer that suits one cell leave the error of the seeds alone."""
+    first, second = ("h", "p"), ("h", "q")
+    values = {
+        "base": {first: [10.0, 12.0], second: [50.0, 50.0]},
+        "mixer": {first: [13.0, 13.0], second: [49.0, 51.0]},
+    }
+    # Per cell a variance of 2 / 2 with 2 degrees of freedom; the difference has (1 + 1) / 4.
+    assert error_variances(values) == {first: (1.0, 2), second: (1.0, 2)}
+    effect = within(values, "base", 0.5)["mixer"]
+    assert effect.mean == 1.0
+    error, degrees = math.sqrt(0.5), 4  # Satterthwaite: equal errors add their degrees
+    width = stats.t.isf(0.025, degrees) * error
+    assert (effect.low, effect.high) == pytest.approx((1 - width, 1 + width))
+    assert effect.p == pytest.approx(2 * stats.t.sf(1 / error, degrees))
+    assert within(values, "base", 0.5, sign=-1)["mixer"].mean == -1.0
+
+
+def test_clusters_by_hand():
+    base = {(host, data): [0.0] for host in "xy" for data in "pq"}
+    differences = {("x", "p"): [3.0], ("x", "q"): [1.0], ("y", "p"): [1.0], ("y", "q"): [-1.0]}
+    effect = beyond({"base": base, "mixer": differences}, "base", 0.0)["mixer"]
+    assert effect.mean == 1.0
+    # Means of hosts 2 and 0, of sets 2 and 0: each has a variance of 2 / 2 of its mean.
+    width = stats.t.isf(0.025, 1) * math.sqrt(2.0)
+    assert (effect.low, effect.high) == pytest.approx((1 - width, 1 + width))
+
+
+@pytest.mark.parametrize("claim", [within, beyond])
+def test_copies_of_the_baseline_stay_without_a_verdict(claim):
+    assert share_of_claims(claim, 120) <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interaction", [0.0, 1.0])
+@pytest.mark.parametrize(("hosts", "sets", "mixers"), [(3, 4, 13), (6, 4, 5), (5, 5, 13)])
+def test_a_mixer_that_suits_single_hosts_is_no_claim_beyond(interaction, hosts, sets, mixers):
+    sizes = {"hosts": hosts, "sets": sets, "mixers": mixers}
+    assert share_of_claims(beyond, 2_000, interaction=interaction, **sizes) <= 0.05
+
+
+@pytest.mark.slow
+def test_copies_are_told_apart_in_5_percent_of_tables():
+    assert share_of_claims(within, 2_000) == pytest.approx(0.05, abs=0.015)
+
+
+def test_pooled_blocks_would_claim_an_interaction():
+    """The reason for two claims: within the cells an interaction is a difference."""
+    assert share_of_claims(within, 60, interaction=2.0) > 0.5
+    assert share_of_claims(beyond, 60, interaction=2.0) <= 0.1
+
+
+def test_a_planted_difference_is_seen_as_often_as_the_power_says():
+    effect, generator = visible_difference(4, 12, 2), np.random.default_rng(1)
+    tables = [simulated(generator, effect=effect) for _ in range(150)]
+    share = np.mean([within(t, "m0", 0.0)["m1"].verdict == "better" for t in tables])
+    assert share == pytest.approx(0.8, abs=0.08)
+
+
+@pytest.mark.parametrize(("blocks", "size"), [(3, 3.3), (9, 1.9), (12, 1.6), (20, 1.24)])
+def test_visible_difference_of_forty_mixers(blocks, size):
+    """Blocks of one run: the error has (mixers - 1)(blocks - 1) degrees of freedom."""
+    visible = visible_by(40, 2 / blocks, 40 * (blocks - 1))
+    assert visible == pytest.approx(size, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [((0.6, 2.0), "better"), ((0.1, 0.6), "better"), ((0.1, 0.4), "equivalent"),
+     ((-0.4, 0.4), "equivalent"), ((-2.0, -0.1), "worse"), ((-0.6, 0.4), "cannot tell"),
+     ((math.nan, math.nan), "cannot tell")],
+)  # fmt: skip
+def test_verdicts_by_region(ends, verdict):
+    assert judge(*ends, region=0.5) == verdict
+
+
+def test_a_missing_cell_stays_missing():
+    generator = np.random.default_rng(0)
+    table = simulated(generator, effect=50.0)
+    lost = ("h0", "d0")
+    del table["m1"][lost]
+    table["m2"] = {}
+    effects = within(table, "m0", 0.5)
+    assert effects["m1"].cells == 11
+    assert effects["m1"].verdict == "better"
+    assert "no cell in common" in effects["m2"].reason
+    assert effects["m3"].cells == 12
+    assert beyond(table, "m0", 0.5)["m1"].cells == 11
+    assert mean_ranks(table)["m1"] == 1.0
+
+
+def test_too_few_runs_or_clusters_conclude_nothing():
+    values = {name: {("h", "d"): [number]} for number, name in enumerate("ab")}
+    assert "one run per mixer" in within(values, "a", 0.5)["b"].reason
+    assert beyond(values, "a", 0.5)["b"].reason == "1 host says nothing about others"
+    assert within(values, "a", 0.5)["b"].verdict == "cannot tell"
+    equal = {name: {("h", "d"): [10.0, 10.0]} for name in "ab"}
+    assert "all runs of a mixer are equal" in within(equal, "a", 0.5)["b"].reason
+
+
+def test_intervals_resample_runs_then_samples():
+    generator = np.random.default_rng(0)
+    answers = [(generator.random(523) < 0.5).astype(float) for _ in range(2)]
+    equal = [answers[0], answers[0]]
+    runs = [100 * float(row.mean()) for row in equal]
+    low, high = interval(runs, equal, scale=100.0)
+    assert (high - low) / 2 == pytest.approx(196 * math.sqrt(0.25 / 523), rel=0.1)  # 4.3 points
+    alone = interval([50.0, 52.0])
+    assert alone == pytest.approx((51 - math.sqrt(2), 51 + math.sqrt(2)), abs=1e-9)
+    both = interval([50.0, 52.0], answers, scale=100.0)
+    assert both[0] < alone[0] < alone[1] < both[1]
+    assert all(map(math.isnan, interval([50.0])))

@@ -1,0 +1,67 @@
+"""Compare mixers by a plan: one table with verdicts, their errors and the costs.
+
+usage: python tools/compare.py plan=FILE | mixer=A,B host=X,Y data=P,Q baseline=A [key=value ...]
+
+  plan=FILE                 a yaml file with the keys below; typed ones override it
+  mixer=ffn,afbo,glu        names of mixers of one kind, own for the host's own, or lists per stage
+                            such as [ffn,afbo,afbo,ffn]; options follow a name after a space:
+                            "ffn,glu backbone.mixer.act=mish"
+  host=deit_t,NAME          backbones; options likewise: "timm backbone.model=convnextv2_tiny"
+  data=P,Q                  files of configs/data: "cifar10 data.root=/data/cifar10"
+  baseline=ffn              one of the mixers; all others are compared with it
+  task=classification       a task family
+  seeds=2                   runs per mixer and cell, which is a host on a data set
+  budget=steps              what all get alike: steps; macs or params (widths are solved, see
+                            backbone.mixer.match); seconds, of training at the measured pace
+  rates=0.25,1,4            factors of the recipe's learning rate: each mixer and cell gets the best
+                            on held-out training samples; 1 leaves the recipe's rate
+  held_out=0.2              share of the training samples that chooses the rate
+  metric=NAME               default: the task's main one
+  equivalence=0.5           differences up to this size count as none, in the metric's unit
+  deviation=0.6             expected deviation of a seed, for the smallest visible difference
+  kind=channel              of mixers whose name both kinds have: channel or token
+  name=comparison           the folder is <output_dir>/comparisons/<name>
+  output_dir=outputs        where earlier runs are looked for
+  only=plan                 print the plan with its cost and stop; only=table writes the files anew
+
+All other arguments go to every run of tools/run.py. Rows of a cell start with the same weights of
+the host, see the same batches in the same order, share all settings, and report the last epoch, so
+that none is chosen by the reported data. Controls are added: identity, random, the host's own mixer
+and the baseline with other seeds, whose verdict tests the table. Before the first run plan.yaml is
+written and hashed; later changes are listed in the report. Repeat the command to continue; equal
+runs of before are used again. Verdicts: better, equivalent, worse, cannot tell.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# As a script, Python only finds modules in tools/; the packages are one level up.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.cli.arguments import parse_options
+from tools.cli.command import exit_with, run_command
+from tools.cli.errors import one_line_errors
+from tools.comparison.plan import read_plan
+from tools.comparison.work import compare
+
+DEFAULTS, CHOICES = {"only": ""}, {"only": ("plan", "table")}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, or 2 after an error."""
+    return run_command("compare.py", __doc__, run_compare, arguments, needs_arguments=True)
+
+
+def run_compare(arguments: Sequence[str]) -> None:
+    """Compare with the given arguments; errors of runs appear as run.py prints them."""
+    words = [word for word in arguments if word.partition("=")[0] in DEFAULTS]
+    with one_line_errors():
+        options = parse_options(words, DEFAULTS, CHOICES)
+        compare(read_plan([word for word in arguments if word not in words]), options["only"])
+
+
+if __name__ == "__main__":
+    exit_with(main, writes_files=True)

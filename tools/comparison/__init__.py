@@ -1,0 +1,1 @@
+"""Comparisons of mixers by a plan: its statistics, runs and tables."""

@@ -1,0 +1,123 @@
+"""The runs of a comparison that have ended: rows of runs.csv, written whole after each run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from backbones.options.schemas import validate
+from tasks.engine.run_folder.atomic_writes import write_whole
+from tasks.engine.run_folder.bounded_reading import DamagedFile, read_csv
+
+RUNS = "runs.csv"
+Stage = Literal["tune", "final"]
+Key = tuple[str, str, str, str, int, float]
+
+
+class Run(BaseModel):
+    """A run of a comparison.
+
+    Attributes:
+        stage: "tune" for one that chooses the rate on held-out training samples.
+        mixer: Label of the mixer.
+        host: Label of the host.
+        data: Label of the data set.
+        seed: Its seed.
+        factor: Of the recipe's learning rate.
+        status: "finished" or "failed".
+        value: The primary metric.
+        ece: Expected calibration error; NaN where the family lacks it.
+        memory: Peak memory in MiB.
+        seconds: Of the whole command.
+        folder: Its run folder.
+        reused: True for a run that was made before the comparison.
+        reason: Why it failed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Stage
+    mixer: str
+    host: str
+    data: str
+    seed: int
+    factor: float
+    status: Literal["planned", "finished", "failed"] = "planned"
+    value: float = math.nan
+    ece: float = math.nan
+    memory: float = math.nan
+    seconds: float = math.nan
+    folder: str = ""
+    reused: bool = False
+    reason: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Return what identifies the run in its comparison."""
+        return self.stage, self.mixer, self.host, self.data, self.seed, self.factor
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        """Return host and data set."""
+        return self.host, self.data
+
+    def __str__(self) -> str:
+        """Name the run in one line."""
+        parts = [self.mixer, f"in {self.host} on {self.data}, seed {self.seed}"]
+        parts += [f"rate x {self.factor:g}"] if self.stage == "tune" or self.factor != 1 else []
+        return ("tune " if self.stage == "tune" else "") + ", ".join(
+            [" ".join(parts[:2]), *parts[2:]]
+        )
+
+
+class Journal:
+    """Rows of runs.csv by run.
+
+    Args:
+        folder: Folder of the comparison.
+
+    Raises:
+        DamagedFile: The file has other rows.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / RUNS
+        self.runs = {run.key: run for run in _read(self.path)}
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs.values())
+
+    def add(self, run: Run) -> None:
+        """Add or replace a run, and write the file."""
+        self.runs[run.key] = run
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(Run.model_fields), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row.model_dump() for row in self.runs.values())
+        write_whole(self.path, text.getvalue())
+
+    def finished(self, stage: Stage = "final") -> list[Run]:
+        """Return the runs of a stage that have a value."""
+        return [run for run in self if run.stage == stage and run.status == "finished"]
+
+    def completed(self, run: Run) -> Run | None:
+        """Return the finished run of the same key, or None."""
+        known_run = self.runs.get(run.key)
+        return known_run if known_run is not None and known_run.status == "finished" else None
+
+
+def _read(path: Path) -> Iterator[Run]:
+    if not path.exists():
+        return
+    names, *lines = [line for line in read_csv(path) if line] or [[]]
+    for line in lines:
+        try:
+            yield validate(Run, dict(zip(names, line, strict=True)))
+        except ValueError as error:
+            raise DamagedFile(f"{path} is damaged: {error}") from None

@@ -1,0 +1,346 @@
+"""The plan of a comparison: typed words or a yaml file, checked before anything else happens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from backbones.options import unknown
+from backbones.options.schemas import validate
+from tasks.engine.family import Family, find_family
+from tasks.engine.run_folder.bounded_reading import read_yaml
+from tools.cli.catalogue import catalogue
+from tools.cli.grammar import key_of
+from tools.cli.nested_config import flatten
+from tools.cli.typed_network import split_outside_brackets
+
+Kind = Literal["channel", "token"]
+LISTS = ("mixer", "host", "data", "rates")
+OWN, PLAIN_FFN, AGAIN = "own", "ffn", "again"
+CONTROLS = ("identity", "random")  # channel mixers of these names end in _ffn
+AGAIN_SEED = 100  # first seed of the baseline's second row
+TUNING_SEED = 1_000
+PERCENT = "%"  # in the title of a metric
+POINTS = 0.5  # region of equivalence of a metric in percent
+# Options that the comparison sets, or that would choose an epoch by the split that is reported.
+SET_HERE = (
+    "task", "backbone", "data", "seed", "output_dir", "start", "held_out", "checkpoints", "mode",
+    "ckpt", "resume", "input", "paper", "experiment", "callbacks.early_stopping.patience",
+    "data.split_seed",
+)  # fmt: skip
+MODEL = "backbone.model"  # names a host of timm
+FIXED = "fixed"  # entry of plan.yaml with what followed from the plan
+
+
+class Plan(BaseModel):
+    """What a comparison is to show; the keys are those that are typed.
+
+    Attributes:
+        mixer: Names, lists per stage such as "[ffn,afbo,afbo,ffn]", each with options of its own
+            after a space, as in "glu backbone.mixer.match=params".
+        host: Backbones, with options likewise: "timm backbone.model=convnextv2_tiny".
+        data: Files of configs/data, with options likewise: "folder data.root=/data/pets".
+        task: Task family.
+        baseline: One of the mixers, which all others are compared with.
+        kind: Kind of the mixers, where a name has both.
+        seeds: Runs per mixer and cell.
+        budget: What all mixers get alike.
+        rates: Factors of the learning rate, of which each mixer and cell gets the best on a part of
+            the training samples; 1 alone leaves the recipe's rate.
+        metric: The primary metric.
+        equivalence: Differences up to this size count as none, in the metric's unit.
+        held_out: Share of the training samples that chooses the rate.
+        deviation: Expected deviation of a seed, in the metric's unit, for the smallest difference.
+        name: Of the folder in <output_dir>/comparisons.
+        output_dir: Where runs are looked for, and the folder is.
+        options: Words of run.py for all runs.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    mixer: Annotated[list[str], Field(min_length=1)]
+    host: Annotated[list[str], Field(min_length=1)]
+    data: Annotated[list[str], Field(min_length=1)]
+    task: str = "classification"
+    baseline: str
+    kind: Kind | None = None
+    seeds: Annotated[int, Field(ge=2, le=AGAIN_SEED)] = 2
+    budget: Literal["steps", "macs", "params", "seconds"] = "steps"
+    rates: Annotated[list[float], Field(min_length=1)] = [0.25, 1.0, 4.0]
+    metric: str | None = None
+    equivalence: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "comparison"
+    output_dir: str = "outputs"
+    options: list[str] = []
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        for group in ("mixer", "host", "data", "rates"):
+            values = getattr(self, group)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{group} names an entry twice")
+        if self.baseline not in self.mixer:
+            raise ValueError(
+                f"baseline={self.baseline} must be one of mixer={','.join(self.mixer)}"
+            )
+        if len(self.mixer) < 2 and self.mixer[0] in (OWN, PLAIN_FFN):
+            raise ValueError("mixer needs a mixer besides the baseline")
+        if any(rate <= 0 for rate in self.rates) or 1.0 not in self.rates:
+            raise ValueError("rates must be factors above 0, with 1 among them, such as 0.25,1,4")
+        for word in self.options:
+            if "=" not in word:
+                raise ValueError(f"cannot read {word!r}; options are key=value")
+            if key_of(word) in SET_HERE:
+                raise ValueError(f"{word} is set by the comparison itself; leave it out")
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the comparison."""
+        return Path(self.output_dir).expanduser() / "comparisons" / self.name
+
+    @property
+    def family(self) -> Family:
+        """Return the task family."""
+        return find_family(self.task)
+
+    @property
+    def primary(self) -> str:
+        """Return the name of the primary metric."""
+        return self.metric or self.family.table_metric
+
+    @property
+    def sign(self) -> int:
+        """Return 1 if a higher metric is better, else -1."""
+        return 1 if self.family.direction(self.primary) == "max" else -1
+
+    @property
+    def region(self) -> float:
+        """Return the region of equivalence.
+
+        Raises:
+            ValueError: The metric is not in percent, so that the region must be typed.
+        """
+        if self.equivalence is not None:
+            return self.equivalence
+        if PERCENT in self.family.metric(self.primary).title:
+            return POINTS
+        raise ValueError(
+            f"{self.primary} is not in percent: pass equivalence=<the largest difference of "
+            f"{self.primary} that counts as none>"
+        )
+
+    def entries(self) -> dict[str, Any]:
+        """Return the plan as plain values, without the name of its folder."""
+        return self.model_dump(exclude={"name", "output_dir"})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One mixer, host or data set of a plan.
+
+    Attributes:
+        label: Its name in tables.
+        words: Words of run.py that choose it.
+        control: What a row shows besides; empty for the plan's own mixers.
+        first_seed: Seed of its first run.
+    """
+
+    label: str
+    words: tuple[str, ...]
+    control: str = ""
+    first_seed: int = 0
+
+
+def read_plan(arguments: Sequence[str]) -> Plan:
+    """Return the plan of a command: ``plan=FILE``, and typed words, which override its entries.
+
+    Raises:
+        ValueError: A word or the file is wrong.
+    """
+    content: dict[str, Any] = {}
+    options: list[str] = []
+    for word in arguments:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"cannot read {word!r}; arguments are key=value; see --help")
+        if key == "plan":
+            content = _read_file(Path(value)) | content
+        elif key in Plan.model_fields and key != "options":
+            content[key] = _value(key, value)
+        else:
+            options.append(word)
+    if options:
+        content["options"] = [*content.get("options", []), *options]
+    missing = [key for key in ("mixer", "host", "data", "baseline") if key not in content]
+    if missing:
+        example = "mixer=ffn,glu host=deit_t data=sample_classification baseline=ffn"
+        raise ValueError(f"{missing[0]}= is missing; a plan has at least {example}")
+    plan = validate(Plan, content)
+    plan.region  # noqa: B018 - refuses a metric whose unit is open
+    return plan
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = read_yaml(path)
+    except FileNotFoundError:
+        raise ValueError(f"plan={path} does not exist") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"plan={path} must hold entries such as mixer: [ffn, glu]")
+    if FIXED in content:  # a plan that was begun continues in its folder
+        parent = path.resolve().parent
+        content |= {"name": parent.name, "output_dir": str(parent.parent.parent)}
+    content.pop(FIXED, None)
+    for key in content:
+        if key not in Plan.model_fields:
+            raise ValueError(f"plan={path}: {unknown('entry', str(key), Plan.model_fields)}")
+    lists = {key: _value(key, content[key]) for key in LISTS if key in content}
+    return content | lists
+
+
+def _value(key: str, value: Any) -> Any:
+    """Return a value of the plan's type; a text may stand for a list."""
+    if key in LISTS:
+        items = split_outside_brackets(value, ",") if isinstance(value, str) else value
+        items = items if isinstance(items, list) else [items]
+        return [_value("rate", item) for item in items] if key == "rates" else items
+    if not isinstance(value, str) and key != "rate":
+        return value
+    if key in ("seeds", "equivalence", "held_out", "deviation", "rate"):
+        try:
+            return int(value) if key == "seeds" else float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{key}={value} must be a number") from None
+    return value
+
+
+def mixer_kind(plan: Plan) -> Kind:
+    """Return the kind of the plan's mixers.
+
+    Raises:
+        ValueError: A name is unknown, or the mixers have different kinds.
+    """
+    listing, kinds = catalogue(), set(["channel", "token"] if plan.kind is None else [plan.kind])
+    names: dict[Kind, set[str]] = {
+        "channel": {*listing.list_mixers("channel")}, "token": {*listing.list_mixers("token")},
+    }  # fmt: skip
+    for item in plan.mixer:
+        for name in _names(item.partition(" ")[0]):
+            name_kinds = {kind for kind in names if {name, _counterpart(name, kind)} & names[kind]}
+            if not name_kinds:
+                raise ValueError(
+                    unknown("mixer", name, sorted({*names["channel"], *names["token"]}))
+                )
+            kinds &= name_kinds
+            if not kinds:
+                raise ValueError(
+                    f"mixer={','.join(plan.mixer)} has channel and token mixers; compare mixers of "
+                    "one kind"
+                )
+    return "channel" if "channel" in kinds else "token"
+
+
+def _counterpart(name: str, kind: Kind) -> str:
+    """Return the registered name of a mixer of a kind, where a token mixer has the short one."""
+    return f"{name}_{PLAIN_FFN}" if kind == "channel" else name
+
+
+def _names(text: str) -> list[str]:
+    """Return the mixers that a name or a list per stage names, without the host's own."""
+    parts = text.strip("[]").split(",")
+    return [part.strip() for part in parts if part.strip() not in ("", "null", OWN)]
+
+
+def mixer_entries(plan: Plan) -> list[Entry]:
+    """Return the rows of the table: the plan's mixers, then the controls."""
+    kind = mixer_kind(plan)
+    option = "backbone.mixer" if kind == "channel" else "backbone.token_mixer"
+    entries = [Entry(item, _mixer_words(item, option, plan)) for item in plan.mixer]
+    plain_names = {OWN, PLAIN_FFN} if kind == "channel" else {OWN}
+    registered_names = catalogue().list_mixers(kind)
+    for name in CONTROLS:
+        registered = {name, _counterpart(name, kind)} & {*registered_names}
+        if registered and not {name, *registered} & {*plan.mixer}:
+            entries.append(Entry(name, (f"{option}.name={min(registered)}",), "control"))
+    if not plain_names & set(plan.mixer):
+        entries.append(Entry(OWN, (), "the host's own mixer"))
+    baseline = next(entry for entry in entries if entry.label == plan.baseline)
+    again = Entry(
+        f"{plan.baseline} {AGAIN}", baseline.words, "the baseline, other seeds", AGAIN_SEED
+    )
+    return [*entries, again]
+
+
+def _mixer_words(item: str, option: str, plan: Plan) -> tuple[str, ...]:
+    name, *words = split_outside_brackets(item, " ")
+    if name == OWN or (name == PLAIN_FFN and option == "backbone.mixer"):
+        return tuple(words)
+    is_list = name.startswith("[")
+    choice = [f"{option}={name}" if is_list else f"{option}.name={name}"]
+    match = f"{option}.match"
+    if plan.budget in ("macs", "params"):
+        words += [] if any(key_of(word) == match for word in words) else [f"{match}={plan.budget}"]
+    return (*choice, *words)
+
+
+def host_entries(plan: Plan) -> list[Entry]:
+    """Return the hosts of the plan."""
+    return _group_entries("backbone", plan.host)
+
+
+def data_entries(plan: Plan) -> list[Entry]:
+    """Return the data sets of the plan."""
+    return _group_entries("data", plan.data)
+
+
+def _group_entries(group: str, items: Sequence[str]) -> list[Entry]:
+    """Return entries with short labels: the name, and what tells entries of one name apart."""
+    parts = [split_outside_brackets(item, " ") for item in items]
+    options = [dict(word.partition("=")[::2] for word in words) for _, *words in parts]
+    names = [values.get(MODEL, name) for (name, *_), values in zip(parts, options, strict=True)]
+    labels = []
+    for name, values in zip(names, options, strict=True):
+        namesakes = [o for other, o in zip(names, options, strict=True) if other == name]
+        telling = (
+            Path(value).name
+            for key, value in values.items()
+            if len({o.get(key) for o in namesakes}) == len(namesakes)
+        )
+        more = next(telling, " ".join(map("=".join, values.items()))) if namesakes[1:] else ""
+        labels.append(f"{name} {more}".strip())
+    return [
+        Entry(label, (f"{group}={name}", *words))
+        for label, (name, *words) in zip(labels, parts, strict=True)
+    ]
+
+
+def plan_text(plan: Plan, fixed: Mapping[str, Any]) -> str:
+    """Return the text of plan.yaml."""
+    return yaml.safe_dump(
+        json.loads(json.dumps({**plan.entries(), FIXED: fixed})), sort_keys=False, width=100
+    )
+
+
+def plan_hash(text: str) -> str:
+    """Return the hash of a plan's text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def plan_changes(before: str, after: str) -> list[str]:
+    """Return the entries in which two texts of a plan differ, with both values."""
+    entries_before, entries_now = (flatten(yaml.safe_load(text) or {}) for text in (before, after))
+    return [
+        f"{key}: {entries_before.get(key)} before, {entries_now.get(key)} now"
+        for key in [*entries_now, *(key for key in entries_before if key not in entries_now)]
+        if entries_before.get(key) != entries_now.get(key)
+    ]

@@ -1,0 +1,282 @@
+"""The runs of a comparison, one after the other, by the command that a user types."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backbones.checkpoints.behaviour import describe_answers
+from tasks.engine.loops.signals import STATUSES
+from tasks.engine.run_folder.bounded_reading import DamagedFile
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import CONFIG
+from tasks.engine.run_folder.schemas import read_summary
+from tools.cli.grammar import format_value
+from tools.cli.network_names import config_network_name
+from tools.cli.paths import ROOT
+from tools.comparison.cells import CellPlan, compose_run, run_words
+from tools.comparison.journal import Journal, Run
+from tools.comparison.plan import TUNING_SEED, Entry, Plan
+from tools.runs.folder import LATEST, differences
+
+START_UP = 15.0  # seconds of a run besides its steps, until some are known
+RUN_FOLDER = "Run folder: "
+
+
+@dataclass
+class Comparison:
+    """A plan with all that its runs need.
+
+    Attributes:
+        plan: The plan.
+        mixers: Rows of its table.
+        hosts: Its hosts.
+        data: Its data sets.
+        cells: As measured.
+        folder: Its folder.
+        journal: Its runs that have ended.
+        report: Prints a line.
+        pace: Seconds of a run over the estimate, of those that ended.
+    """
+
+    plan: Plan
+    mixers: Sequence[Entry]
+    hosts: Sequence[Entry]
+    data: Sequence[Entry]
+    cells: Sequence[CellPlan]
+    folder: Path
+    journal: Journal
+    report: Callable[[str], None]
+    pace: list[tuple[float, float]] = field(default_factory=list)
+
+    def planned(self) -> Iterator[Run]:
+        """Yield the runs of the plan: of each cell those that choose rates, then its blocks."""
+        for cell in self.cells:
+            mixers = [mixer for mixer in self.mixers if mixer.label in cell.networks]
+            if len(self.plan.rates) > 1:
+                for mixer in (m for m in mixers if not m.first_seed):
+                    for rate in self.plan.rates:
+                        yield self._run("tune", mixer, cell, TUNING_SEED, rate)
+            for seed in range(self.plan.seeds):
+                for mixer in mixers:
+                    yield self._run("final", mixer, cell, mixer.first_seed + seed, 1.0)
+
+    def _run(self, stage: Any, mixer: Entry, cell: CellPlan, seed: int, factor: float) -> Run:
+        return Run(
+            stage=stage, mixer=mixer.label, host=cell.host, data=cell.data, seed=seed,
+            factor=factor,
+        )  # fmt: skip
+
+    def settled(self, run: Run) -> Run | None:
+        """Return a planned run with its chosen rate; None if all rates of its mixer failed."""
+        if run.stage == "tune" or len(self.plan.rates) == 1:
+            return run
+        factor = self.chosen_factor(run.mixer, run.cell)
+        return None if factor is None else run.model_copy(update={"factor": factor})
+
+    def chosen_factor(self, mixer: str, cell: tuple[str, str]) -> float | None:
+        """Return the factor of the rate with the best held-out metric; the nearest to 1 of equals.
+
+        The baseline's second row follows the baseline.
+        """
+        entry = next(row for row in self.mixers if row.label == mixer)
+        label = self.plan.baseline if entry.first_seed else mixer
+        tuned = [r for r in self.journal.finished("tune") if (r.mixer, r.cell) == (label, cell)]
+        if not tuned:
+            return None
+        best = max(tuned, key=lambda r: (self.plan.sign * r.value, -abs(math.log(r.factor))))
+        return best.factor
+
+    def outdated(self) -> list[str]:
+        """Forget runs that were made by other code of their mixers, and describe them."""
+        lines = []
+        for run in list(self.journal):
+            cell = next((c for c in self.cells if c.key == run.cell), None)
+            network = cell.networks.get(run.mixer) if cell else None
+            if network is None or run.status != "finished":
+                continue
+            summary = _summary(Path(run.folder))
+            change = _code_change(summary, network.answers) if summary else None
+            if change:
+                del self.journal.runs[run.key]
+                lines.append(f"{run} was made by other code and runs again")
+        return lines
+
+    def words(self, run: Run) -> list[str]:
+        """Return the words of run.py for a run."""
+        host, data, mixer = (
+            next(entry for entry in entries if entry.label == label)
+            for entries, label in (
+                (self.hosts, run.host), (self.data, run.data), (self.mixers, run.mixer)
+            )
+        )  # fmt: skip
+        cell = next(cell for cell in self.cells if cell.key == run.cell)
+        words = [*run_words(self.plan, host, data, mixer), *cell.words, f"seed={run.seed}"]
+        if cell.rate is not None:
+            words.append(f"optimizer.lr={format_value(float(f'{cell.rate * run.factor:.6g}'))}")
+        if self.plan.budget == "seconds":
+            steps = cell.networks[run.mixer].steps
+            words += ["trainer.max_epochs=-1", f"trainer.max_steps={steps}"]
+        if run.stage == "tune":
+            words.append(f"held_out={self.plan.held_out}")
+        return [*words, f"output_dir={self.folder / 'runs'}"]
+
+    def estimate(self, run: Run) -> float:
+        """Return the expected seconds of a run, by the steps that were timed."""
+        network = next(c for c in self.cells if c.key == run.cell).networks[run.mixer]
+        share = 1 - self.plan.held_out if run.stage == "tune" else 1.0
+        expected = network.steps * network.step * share + START_UP
+        seconds_taken, before = (
+            (sum(values) for values in zip(*self.pace, strict=True)) if self.pace else (1, 1)
+        )
+        return expected * seconds_taken / before
+
+    def remaining(self) -> list[Run]:
+        """Return the planned runs without a result."""
+        runs = [self.settled(run) or run for run in self.planned()]
+        return [run for run in runs if self.journal.completed(run) is None]
+
+    def made_before(self) -> list[Run]:
+        """Return the planned runs that equal a run made before, with its results."""
+        runs = []
+        for run in (self.settled(planned) for planned in self.planned()):
+            if run is None or self.journal.completed(run) is not None:
+                continue
+            cell = next(cell for cell in self.cells if cell.key == run.cell)
+            finished, _ = self._earlier(compose_run(self.words(run)), cell, run)
+            if finished is not None:
+                runs.append(_with_results(run, finished, self.plan.primary, reused=True))
+        return runs
+
+    def start(self, run: Run) -> Run:
+        """Do a run, continue one that was stopped, or take one that was made before."""
+        words = self.words(run)
+        config = compose_run(words)
+        cell = next(cell for cell in self.cells if cell.key == run.cell)
+        finished, stopped = self._earlier(config, cell, run)
+        if finished is not None:
+            return _with_results(run, finished, self.plan.primary, reused=True)
+        if stopped is not None:
+            words += ["resume=true", f"ckpt={stopped}"]
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        number = len(list(logs.iterdir()))
+        log = logs / f"{number:05d}.log"
+        expected, started = self.estimate(run), time.monotonic()
+        status = _execute([sys.executable, str(ROOT / "tools" / "run.py"), *words], log)
+        lines = log.read_text(errors="replace").strip().splitlines()
+        if status in STATUSES:
+            raise KeyboardInterrupt
+        if status:
+            reason = (lines[-1] if lines else f"exit status {status}").removeprefix("error: ")
+            return run.model_copy(update={"status": "failed", "reason": reason[:300]})
+        self.pace.append((time.monotonic() - started, expected))
+        folder = Path(lines[-1].removeprefix(RUN_FOLDER)).resolve()
+        return _with_results(run, folder, self.plan.primary)
+
+    def _earlier(
+        self, config: RunConfig, cell: CellPlan, run: Run
+    ) -> tuple[Path | None, Path | None]:
+        """Find a finished and a stopped run of the same settings, code and data."""
+        name = f"{config.task_name}/{config_network_name(config.backbone)}"
+        places = [self.folder / "runs"]
+        if run.stage == "final":
+            places += [Path(self.plan.output_dir), *self.folder.parent.glob("*/runs")]
+        paths = {path.parent.resolve() for p in places for path in p.glob(f"{name}/*/{CONFIG}")}
+        stopped = None
+        for folder in sorted((p for p in paths if p.name != LATEST), key=str, reverse=True):
+            try:
+                if differences(folder, config):
+                    continue
+            except ValueError:  # the config of another version, or a damaged one
+                continue
+            summary = _summary(folder)
+            if summary is not None and self._is_same(summary, cell, run):
+                return folder, None
+            is_ours = folder.is_relative_to((self.folder / "runs").resolve())
+            if summary is None and is_ours and any(folder.glob("checkpoints/*.ckpt")):
+                stopped = stopped or folder
+        return None, stopped
+
+    def _is_same(self, summary: dict[str, Any], cell: CellPlan, run: Run) -> bool:
+        data = summary.get("data") or {}
+        prints, samples = data.get("fingerprints") or {}, data.get("samples") or {}
+        is_code = _code_change(summary, cell.networks[run.mixer].answers) is None
+        if run.stage == "tune":
+            return is_code  # in the folder of this comparison, whose data are unchanged
+        is_data = all(prints[name] == cell.prints.get(name) for name in prints)
+        return is_code and bool(prints) and is_data and samples == cell.samples
+
+
+def _summary(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a finished training, or None."""
+    try:
+        summary = read_summary(folder / "summary.json")
+    except (FileNotFoundError, DamagedFile):
+        return None
+    return None if summary.get("finished") is False or summary.get("mode") != "fit" else summary
+
+
+def _code_change(summary: dict[str, Any], answers: dict[str, list[float]]) -> str | None:
+    """Describe how the code of a run differs from today's; None if it computes the same."""
+    answers_then = summary.get("fingerprint")
+    if not answers_then:
+        return None if not answers else "it lacks a fingerprint"
+    return describe_answers("the run", answers_then, answers)
+
+
+def _with_results(run: Run, folder: Path, metric: str, *, reused: bool = False) -> Run:
+    """Return a run with the results of its folder; without the metric it is a failed one."""
+    summary = read_summary(folder / "summary.json")
+    metrics = summary["metrics"]
+    value = metrics.get(metric, math.nan)
+    facts = {
+        "value": value, "ece": metrics.get("ece", math.nan), "folder": str(folder),
+        "memory": summary.get("peak_memory_mib") or math.nan, "seconds": summary["seconds"],
+        "reused": reused, "status": "finished",
+    }  # fmt: skip
+    if not math.isfinite(value):
+        reason = f"{metric} is not a number" if metric in metrics else (
+            f"the run has no {metric}; it has {', '.join(metrics)}"
+        )  # fmt: skip
+        facts |= {"status": "failed", "reason": reason}
+    return run.model_copy(update=facts)
+
+
+def _execute(command: Sequence[str], log: Path) -> int:
+    """Run a command with its output in a file; it ends with this process, saving what it has."""
+    with log.open("w") as file:
+        file.write(f"$ {shlex.join(command)}\n")
+        file.flush()
+        with _ending_by_signals():
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+            try:
+                return process.wait()
+            except BaseException:
+                process.terminate()  # run.py saves a checkpoint
+                process.wait()
+                raise
+
+
+@contextmanager
+def _ending_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does."""
+
+    def end(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,337 @@
+"""Two claims about mixers in cells, a cell being a host on a data set.
+
+*Within* the cells: they are fixed, and the error is that of the seeds. The effect of a mixer is the
+mean over its cells of its difference from the baseline, cell by cell. Each cell's error variance is
+pooled over its mixers, after their means are removed, so that neither a difference between cells
+nor a mixer that suits one host enters it. All mixers are compared with the one baseline, which
+makes the differences correlated: Dunnett's test, for any numbers of runs and cells. With a single
+cell it equals ``scipy.stats.dunnett``. That function itself, on values without their cells' means,
+would count the mixers' interactions with cells as error and forget the degrees of freedom of the
+means. Cells may differ in their error, so that the degrees of freedom are Satterthwaite's.
+
+*Beyond* the cells: hosts and data sets are drawn from many, and a mixer may suit single ones. The
+error is that of a mixer's differences between hosts plus that between data sets, both as clusters;
+the sum counts what they share twice, which errs on the side of caution. Student's t has the
+degrees of freedom of the smaller number of clusters, and Bonferroni's correction is for the
+number of mixers.
+
+Sources: Dunnett, JASA 50 (1955); Satterthwaite, Biometrics Bulletin 2 (1946); Cameron, Gelbach and
+Miller, JBES 29 (2011), Sec. 2.3 (two-way clusters).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.optimize import brentq
+
+Cell = tuple[str, str]  # host and data set
+Values = Mapping[str, Mapping[Cell, Sequence[float]]]  # mixer -> cell -> a value per seed
+Verdict = Literal["better", "equivalent", "worse", "cannot tell"]
+LEVEL = 0.05  # of all comparisons of a table together
+POWER = 0.8
+DRAWS, SEED = 16, 0  # the power of two of points of the correlated variables
+SCALES = 1_000  # quantiles of a deviation
+FEWEST = 2  # clusters and runs, below which a deviation is unknown
+MOST_SAMPLES = 2_000_000  # of a matrix of draws
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Difference of a mixer from the baseline, in the metric's unit; above 0 is better.
+
+    Attributes:
+        mean: Mean over cells.
+        low: Lower end of the simultaneous interval; NaN if nothing can be concluded.
+        high: Its upper end.
+        p: Adjusted probability of a difference this large without any effect.
+        cells: Number of cells that both have.
+        verdict: By the region of equivalence.
+        reason: Why nothing can be concluded; empty otherwise.
+    """
+
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    cells: int = 0
+    verdict: Verdict = "cannot tell"
+    reason: str = ""
+
+
+def judge(low: float, high: float, region: float) -> Verdict:
+    """Return the verdict of an interval of a difference.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        region: Differences up to this size count as none.
+    """
+    if -region < low and high < region:
+        return "equivalent"
+    if low > 0:
+        return "better"
+    return "worse" if high < 0 else "cannot tell"
+
+
+def within(values: Values, baseline: str, region: float, sign: int = 1) -> dict[str, Effect]:
+    """Return the effect of each other mixer within the cells of the table.
+
+    Args:
+        values: The metric of each run.
+        baseline: Mixer to compare with.
+        region: See ``judge``.
+        sign: 1 if a higher metric is better, else -1.
+    """
+    variances = error_variances(values)
+    base, names, effects = values[baseline], [], {}
+    for name in values:
+        if name != baseline:
+            cells = [cell for cell in values[name] if values[name][cell] and base.get(cell)]
+            mean = _mean_difference(values[name], base, cells, sign)
+            reason = "" if cells else "it has no cell in common with the baseline"
+            if cells and not all(cell in variances for cell in cells):
+                reason = "a cell has one run per mixer, so that the seeds' deviation is unknown"
+            effects[name] = Effect(mean, cells=len(cells), reason=reason)
+            names += [] if reason else [name]
+    if not names:
+        return effects
+    covariance, freedom = _covariance({n: values[n] for n in names}, base, variances)
+    errors = np.sqrt(np.diag(covariance))
+    positive = np.where(errors > 0, errors, 1)
+    correlation = covariance / np.outer(positive, positive)
+    np.fill_diagonal(correlation, 1)
+    for name, error, degrees in zip(names, errors.tolist(), freedom, strict=True):
+        effect, quantile = effects[name], critical(correlation, degrees)
+        if not error:
+            reason = "all runs of a mixer are equal, so that the seeds' deviation is unknown"
+            effects[name] = replace(effect, reason=reason)
+            continue
+        low, high = effect.mean - quantile * error, effect.mean + quantile * error
+        p = exceedance(correlation, degrees, abs(effect.mean) / error)
+        verdict = judge(low, high, region)
+        effects[name] = Effect(effect.mean, low, high, p, effect.cells, verdict)
+    return effects
+
+
+def error_variances(values: Values) -> dict[Cell, tuple[float, int]]:
+    """Return per cell the variance of runs around their mixer's mean, and its degrees of freedom.
+
+    Cells without a repeated run are left out.
+    """
+    squares: dict[Cell, float] = {}
+    freedom: dict[Cell, int] = {}
+    for cells in values.values():
+        for cell, runs in cells.items():
+            if len(runs) >= FEWEST:
+                deviation = np.asarray(runs, float) - np.mean(runs)
+                squares[cell] = squares.get(cell, 0.0) + float(deviation @ deviation)
+                freedom[cell] = freedom.get(cell, 0) + len(runs) - 1
+    return {cell: (squares[cell] / freedom[cell], freedom[cell]) for cell in squares}
+
+
+def _mean_difference(
+    ours: Mapping[Cell, Sequence[float]],
+    base: Mapping[Cell, Sequence[float]],
+    cells: Sequence[Cell],
+    sign: int,
+) -> float:
+    differences = [np.mean(ours[cell]) - np.mean(base[cell]) for cell in cells]
+    return sign * float(np.mean(differences)) if differences else math.nan
+
+
+def _covariance(
+    ours: Values,
+    base: Mapping[Cell, Sequence[float]],
+    variances: Mapping[Cell, tuple[float, int]],
+) -> tuple[NDArray[np.float64], list[float]]:
+    """Return the covariance of the mean differences, and the degrees of freedom of each."""
+    cells = list(variances)
+    error = np.array([variances[cell][0] for cell in cells])
+    degrees = np.array([variances[cell][1] for cell in cells])
+    base_counts = np.array([len(base.get(cell, ())) for cell in cells])
+    weights, counts = [], []
+    for runs in ours.values():
+        has_cell = np.array([bool(runs.get(cell)) and bool(base.get(cell)) for cell in cells])
+        weights.append(has_cell / has_cell.sum())
+        counts.append([len(runs.get(cell, ())) for cell in cells])
+    weight, count = np.array(weights), np.array(counts)
+    shared = error / np.maximum(base_counts, 1)
+    of_mixer = error / np.maximum(count, 1)
+    covariance = (weight * shared) @ weight.T + np.diag((weight**2 * of_mixer).sum(1))
+    parts = weight**2 * (shared + of_mixer)
+    spread = (parts**2 / degrees).sum(1)
+    freedom = np.divide(parts.sum(1) ** 2, spread, out=np.ones(len(parts)), where=spread > 0)
+    return covariance, freedom.tolist()
+
+
+@functools.lru_cache(maxsize=64)
+def _largest(content: bytes, size: int) -> NDArray[np.float64]:
+    """Return draws of the largest absolute value of correlated normal variables, sorted."""
+    roots, vectors = np.linalg.eigh(np.frombuffer(content).reshape(size, size))
+    factor = vectors * np.sqrt(np.maximum(roots, 0))
+    uniform = stats.qmc.Sobol(size, rng=np.random.default_rng(SEED)).random_base2(DRAWS)
+    normal = stats.norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9)) @ factor.T
+    return np.sort(np.abs(normal).max(1))
+
+
+@functools.lru_cache(maxsize=256)
+def _scales(degrees: float) -> NDArray[np.float64]:
+    """Return the quantiles of an estimated deviation over the true one."""
+    shares = (np.arange(SCALES) + 0.5) / SCALES
+    return np.sqrt(stats.chi2.ppf(shares, degrees) / degrees)
+
+
+def exceedance(correlation: NDArray[np.float64], degrees: float, size: float) -> float:
+    """Return the probability that the largest of correlated |t| is at least ``size``.
+
+    Args:
+        correlation: (M, M), of M comparisons.
+        degrees: Degrees of freedom.
+        size: Absolute value of a t statistic.
+    """
+    if len(correlation) == 1:
+        return float(2 * stats.t.sf(size, degrees))
+    largest = _largest(np.round(correlation, 6).tobytes(), len(correlation))
+    return float(1 - np.searchsorted(largest, size * _scales(degrees)).mean() / len(largest))
+
+
+def critical(correlation: NDArray[np.float64], degrees: float, level: float = LEVEL) -> float:
+    """Return the size that the largest of correlated |t| exceeds with probability ``level``."""
+    if len(correlation) == 1:
+        return float(stats.t.isf(level / 2, degrees))
+    # Bonferroni's size is too large, that of a single comparison too small.
+    low, high = (float(stats.t.isf(level / 2 / n, degrees)) for n in (1, len(correlation)))
+    return float(
+        brentq(lambda size: exceedance(correlation, degrees, size) - level, low * 0.9, high * 1.1)
+    )
+
+
+def beyond(values: Values, baseline: str, region: float, sign: int = 1) -> dict[str, Effect]:
+    """Return the effect of each other mixer on hosts and data sets such as those of the table.
+
+    Args:
+        values: The metric of each run.
+        baseline: Mixer to compare with.
+        region: See ``judge``.
+        sign: 1 if a higher metric is better, else -1.
+    """
+    base, effects = values[baseline], {}
+    comparisons = max(len(values) - 1, 1)
+    for name in values:
+        if name == baseline:
+            continue
+        cells = [cell for cell in values[name] if values[name][cell] and base.get(cell)]
+        differences = {c: _mean_difference(values[name], base, [c], sign) for c in cells}
+        effects[name] = _cluster_effect(differences, comparisons, region)
+    return effects
+
+
+def _cluster_effect(differences: Mapping[Cell, float], comparisons: int, region: float) -> Effect:
+    mean = float(np.mean(list(differences.values()))) if differences else math.nan
+    count, variance, fewest = len(differences), 0.0, math.inf
+    for axis, name in enumerate(("host", "data set")):
+        clusters: dict[str, float] = {}
+        for cell, difference in differences.items():
+            clusters[cell[axis]] = clusters.get(cell[axis], 0.0) + difference - mean
+        size = len(clusters)
+        if size < FEWEST:
+            reason = f"{size} {name} says nothing about others"
+            return Effect(mean, cells=count, reason=reason)
+        fewest = min(fewest, size)
+        variance += size / (size - 1) * sum(r**2 for r in clusters.values()) / count**2
+    if not variance:
+        return Effect(mean, cells=count, reason="its differences are equal in all cells")
+    error, degrees = math.sqrt(variance), fewest - 1
+    quantile = float(stats.t.isf(LEVEL / 2 / comparisons, degrees))
+    low, high = mean - quantile * error, mean + quantile * error
+    p = min(1.0, comparisons * 2 * float(stats.t.sf(abs(mean) / error, degrees)))
+    return Effect(mean, low, high, p, count, judge(low, high, region))
+
+
+def visible_difference(mixers: int, cells: int, seeds: int, power: float = POWER) -> float:
+    """Return the smallest difference that a plan finds, in deviations of a seed.
+
+    Args:
+        mixers: Mixers besides the baseline.
+        cells: Hosts times data sets.
+        seeds: Runs of each mixer in each cell.
+        power: Probability with which a mixer of this difference gets its verdict.
+    """
+    degrees = (mixers + 1) * cells * (seeds - 1)
+    return visible_by(mixers, 2 / (cells * seeds), degrees, power)
+
+
+def visible_by(mixers: int, variance: float, degrees: float, power: float = POWER) -> float:
+    """Return the smallest visible difference for a variance of the mean differences.
+
+    Args:
+        mixers: Mixers besides the baseline, with correlations of 1/2 between their differences.
+        variance: Of a mean difference, in units of an error's.
+        degrees: Degrees of freedom of the error.
+        power: See ``visible_difference``.
+    """
+    quantile = critical(np.full((mixers, mixers), 0.5) + 0.5 * np.eye(mixers), degrees)
+
+    def lack(shift: float) -> float:
+        return float(stats.nct.sf(quantile, degrees, shift)) - power
+
+    return float(brentq(lack, 0.0, quantile + 40)) * math.sqrt(variance)
+
+
+def interval(
+    runs: Sequence[float],
+    answers: Sequence[NDArray[np.float64]] = (),
+    *,
+    scale: float = 1.0,
+    draws: int = 2_000,
+) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over runs, by resampling runs, then samples.
+
+    Deviations of runs are widened by sqrt(n / (n - 1)), because the deviation of n drawn runs is
+    too narrow by that.
+
+    Args:
+        runs: The metric of each run.
+        answers: Per run a value per test sample, whose mean times ``scale`` is the metric, in the
+            same order of samples; empty to resample runs alone.
+        scale: Units of the metric per unit of the answers.
+        draws: Number of resamples.
+    """
+    count = len(runs)
+    if count < FEWEST and not len(answers):
+        return math.nan, math.nan
+    generator = np.random.default_rng(SEED)
+    picks = generator.multinomial(count, np.full(count, 1 / count), draws) / count
+    mean = float(np.mean(runs))
+    widening = math.sqrt(count / (count - 1)) if count > 1 else 1.0
+    totals = mean + widening * (picks @ (np.asarray(runs, float) - mean))
+    if len(answers):
+        table = np.stack([np.asarray(row, float) for row in answers])
+        samples = table.shape[1]
+        centred = table - table.mean(1, keepdims=True)
+        rows = max(1, MOST_SAMPLES // samples)
+        for start in range(0, draws, rows):
+            part = picks[start : start + rows]
+            weights = generator.multinomial(samples, np.full(samples, 1 / samples), len(part))
+            totals[start : start + rows] += scale * ((weights @ centred.T) * part).sum(1) / samples
+    low, high = np.quantile(totals, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def mean_ranks(values: Values, sign: int = 1) -> dict[str, float]:
+    """Return each mixer's mean rank over its cells, 1 for the best; ties share their ranks."""
+    ranks: dict[str, list[float]] = {name: [] for name in values}
+    for cell in dict.fromkeys(cell for cells in values.values() for cell in cells):
+        names = [name for name in values if values[name].get(cell)]
+        order = stats.rankdata([-sign * float(np.mean(values[name][cell])) for name in names])
+        for name, rank in zip(names, order, strict=True):
+            ranks[name].append(float(rank))
+    return {name: float(np.mean(row)) if row else math.nan for name, row in ranks.items()}

@@ -1,0 +1,266 @@
+"""The table of a comparison: a record per mixer, with both claims and the costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tools.cli.tables import Columns, Record
+from tools.comparison.cells import CellPlan
+from tools.comparison.journal import Run
+from tools.comparison.plan import AGAIN
+from tools.comparison.runner import Comparison
+from tools.comparison.statistics import Cell, Effect, beyond, interval, mean_ranks, within
+
+ANSWERS = "answers.npz"  # in a run folder: ids (N,) and value (N,) of its test samples
+DAGGER, MISSING = "†", "‡"
+COSTS = {"parameters": "parameters", "backbone_macs": "MACs", "latency": "latency",
+         "throughput": "throughput"}  # fmt: skip
+CLOSE = 1e-3  # of a metric and the mean of its answers
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as it stands.
+
+    Attributes:
+        records: A row per mixer.
+        columns: Headings and formats of the main table.
+        cells: A row per mixer and cell.
+        cell_columns: Headings and formats of these.
+        notes: Lines below the table.
+        metrics: Keys of ``records`` with the metric, of which the best are emphasised.
+        effects: Effects within the cells, by mixer.
+    """
+
+    records: list[Record]
+    columns: Columns
+    cells: list[Record]
+    cell_columns: Columns
+    notes: list[str]
+    metrics: list[str]
+    effects: dict[str, Effect]
+
+
+def make_table(comparison: Comparison) -> Table:
+    """Return the table of the runs that have ended."""
+    plan, journal = comparison.plan, comparison.journal
+    planned = {run.key[:5] for run in comparison.planned() if run.stage == "final"}
+    runs = [
+        run for run in journal.finished() if run.key[:5] in planned and _is_chosen(comparison, run)
+    ]
+    values: dict[str, dict[Cell, list[float]]] = {entry.label: {} for entry in comparison.mixers}
+    for run in runs:
+        values[run.mixer].setdefault(run.cell, []).append(run.value)
+    ours = within(values, plan.baseline, plan.region, plan.sign)
+    wider = beyond(values, plan.baseline, plan.region, plan.sign)
+    ranks = mean_ranks(values, plan.sign)
+    cells = [
+        _cell_record(comparison, label, cell, runs) for label in values for cell in comparison.cells
+    ]
+    records = []
+    for entry in comparison.mixers:
+        label = entry.label
+        inside, outside = ours.get(label), wider.get(label)
+        record: Record = {"mixer": label + _marks(comparison, label, values[label])}
+        for cell in comparison.cells:
+            cell_rows = [
+                r for r in cells if (r["mixer"], r["host"], r["data"]) == (label, *cell.key)
+            ]
+            record[_column(cell)] = cell_rows[0]["metric"]
+        record |= {
+            "difference": inside.mean if inside and inside.cells else None,
+            "interval": _ends(inside),
+            "verdict": inside.verdict if inside else "baseline",
+            "beyond": outside.verdict if outside else "baseline",
+            "rank": ranks[label] if math.isfinite(ranks[label]) else None,
+            "ece": _mean(row["ece"] for row in cells if row["mixer"] == label),
+            "sensitivity": _mean(row["sensitivity"] for row in cells if row["mixer"] == label),
+            **{name: _ratio(comparison.cells, label, plan.baseline, name) for name in COSTS},
+            "memory": _mean(row["memory"] for row in cells if row["mixer"] == label),
+            "runs": sum(run.mixer == label for run in runs),
+            "role": entry.control or None,
+        }
+        records.append(record)
+    metrics = [_column(cell) for cell in comparison.cells]
+    figures = "{:.2f}" if plan.region >= 0.1 else "{:.4f}"
+    signed = figures.replace(":", ":+")
+    columns: dict[str, tuple[str, str]] = {"mixer": ("mixer", "{}")}
+    for cell in comparison.cells:
+        columns[_column(cell)] = (f"{plan.primary}, {_column(cell)}", figures)
+    columns |= {
+        "difference": ("difference", signed), "interval": ("95 %", "{}"),
+        "verdict": ("within", "{}"), "beyond": ("beyond", "{}"), "rank": ("rank", "{:.1f}"),
+        "ece": ("ECE", "{:.3f}"), "sensitivity": ("sensitivity", figures),
+        "parameters": ("parameters x", "{:.2f}"), "backbone_macs": ("MACs x", "{:.2f}"),
+        "latency": ("latency x", "{:.2f}"), "throughput": ("throughput x", "{:.2f}"),
+        "memory": ("memory MiB", "{:.0f}"), "runs": ("runs", "{}"), "role": ("control", "{}"),
+    }  # fmt: skip
+    columns_shown = {
+        key: c for key, c in columns.items() if any(r[key] is not None for r in records)
+    }
+    cell_columns: dict[str, tuple[str, str]] = {
+        "mixer": ("mixer", "{}"), "host": ("host", "{}"), "data": ("data", "{}"),
+        "metric": (plan.primary, figures), "interval": ("95 %", "{}"), "runs": ("runs", "{}"),
+        "factor": ("rate x", "{:g}"), "sensitivity": ("sensitivity", figures),
+        "ece": ("ECE", "{:.3f}"), "parameters": ("parameters", "{:,}"),
+        "backbone_macs": ("MACs", "{:,}"), "latency": ("latency ms", "{:.2f}"),
+        "throughput": ("inputs/s", "{:.0f}"), "memory": ("memory MiB", "{:.0f}"),
+        "note": ("note", "{}"),
+    }  # fmt: skip
+    return Table(
+        records=[{key: record[key] for key in columns_shown} for record in records],
+        columns=columns_shown, cells=cells, cell_columns=cell_columns,
+        notes=_notes(comparison, ours, wider, runs), metrics=metrics, effects=ours,
+    )  # fmt: skip
+
+
+def _is_chosen(comparison: Comparison, run: Run) -> bool:
+    settled = comparison.settled(run.model_copy(update={"factor": 1.0}))
+    return settled is not None and settled.factor == run.factor
+
+
+def _column(cell: CellPlan) -> str:
+    return f"{cell.host} on {cell.data}"
+
+
+def _marks(comparison: Comparison, label: str, values: dict[Cell, list[float]]) -> str:
+    networks = [cell for cell in comparison.cells if label in cell.networks]
+    unequal = any(cell.differing(label, comparison.plan.baseline) for cell in networks)
+    has_all = all(values.get(cell.key) for cell in comparison.cells)
+    return DAGGER * unequal + MISSING * (not has_all)
+
+
+def _ends(effect: Effect | None) -> str | None:
+    if effect is None or not math.isfinite(effect.low):
+        return None
+    return f"{effect.low:+.3g} to {effect.high:+.3g}"
+
+
+def _mean(values: Any) -> float | None:
+    figures = [value for value in values if value is not None]
+    return float(np.mean(figures)) if figures else None
+
+
+def _ratio(cells: Sequence[CellPlan], label: str, baseline: str, name: str) -> float | None:
+    """Return the geometric mean over cells of a cost over the baseline's."""
+    pairs = [
+        (getattr(cell.networks[label], name), getattr(cell.networks[baseline], name))
+        for cell in cells
+        if label in cell.networks
+    ]
+    logs = [math.log(ours / base) for ours, base in pairs if ours and base]
+    return math.exp(float(np.mean(logs))) if logs else None
+
+
+def _cell_record(comparison: Comparison, label: str, cell: CellPlan, runs: Sequence[Run]) -> Record:
+    plan = comparison.plan
+    ours = [run for run in runs if (run.mixer, run.cell) == (label, cell.key)]
+    tuned = [
+        run.value
+        for run in comparison.journal.finished("tune")
+        if (run.mixer, run.cell) == (label, cell.key)
+    ]
+    network = cell.networks.get(label)
+    values = [run.value for run in ours]
+    answers, scale = read_answers(ours, plan.primary)
+    low, high = interval(values, answers, scale=scale) if values else (math.nan, math.nan)
+    notes = [cell.refused[label]] if label in cell.refused else []
+    notes += cell.differing(label, plan.baseline) if network else []
+    failed = [
+        r for r in comparison.journal if (r.mixer, r.cell, r.status) == (label, cell.key, "failed")
+    ]
+    notes += [f"{run.stage} seed {run.seed} failed: {run.reason}" for run in failed]
+    costs = {name: getattr(network, name) if network else None for name in COSTS}
+    return {
+        "mixer": label, "host": cell.host, "data": cell.data,
+        "metric": float(np.mean(values)) if values else None,
+        "interval": f"{low:.4g} to {high:.4g}" if math.isfinite(low) else None,
+        "runs": len(values),
+        "factor": ours[0].factor if ours else None,
+        "sensitivity": max(tuned) - min(tuned) if len(tuned) > 1 else None,
+        "ece": _mean(run.ece for run in ours if math.isfinite(run.ece)),
+        **costs,
+        "memory": _mean(run.memory for run in ours if math.isfinite(run.memory)),
+        "note": "; ".join(notes) or None,
+    }  # fmt: skip
+
+
+def read_answers(runs: Sequence[Run], metric: str) -> tuple[list[NDArray[np.float64]], float]:
+    """Return the answers per test sample of runs, and the metric's units per unit of theirs.
+
+    They are empty unless each run has them, of the same samples, with the metric as their mean.
+    Samples without a value in some run are left out.
+    """
+    rows: list[NDArray[np.float64]] = []
+    names: list[NDArray[Any]] = []
+    for run in runs:
+        path = Path(run.folder) / ANSWERS
+        if not path.is_file():
+            return [], 1.0
+        with np.load(path, allow_pickle=False) as content:
+            if str(content.get("metric", metric)) != metric:
+                return [], 1.0
+            names.append(content["ids"])
+            rows.append(np.asarray(content["value"], float))
+    if not rows or not all(np.array_equal(names[0], ids) for ids in names):
+        return [], 1.0
+    table = np.stack(rows)
+    table = table[:, np.isfinite(table).all(0)]
+    for scale in (1.0, 100.0):
+        means = scale * table.mean(1) if table.size else np.array([])
+        if table.size and np.allclose(means, [run.value for run in runs], rtol=CLOSE, atol=CLOSE):
+            return list(table), scale
+    return [], 1.0
+
+
+def _notes(
+    comparison: Comparison,
+    ours: dict[str, Effect],
+    wider: dict[str, Effect],
+    runs: Sequence[Run],
+) -> list[str]:
+    """Return the lines below the table."""
+    plan, cells = comparison.plan, comparison.cells
+    hosts, sets = ({cell.key[axis] for cell in cells} for axis in (0, 1))
+    lines = [
+        f"difference from {plan.baseline} in {plan.primary}, mean over cells; above 0 is better; "
+        f"differences within {plan.region:g} count as none; 95 % for all rows together",
+        f"within: on these {len(cells)} cells, by the seeds' deviation (Dunnett); beyond: on other "
+        f"hosts and data sets, by {len(hosts)} hosts and {len(sets)} data sets as clusters",
+    ]
+    reasons = dict.fromkeys(effect.reason for effect in wider.values() if effect.reason)
+    lines += [f"nothing can be concluded beyond these cells: {reason}" for reason in reasons]
+    lines += [
+        f"{label}: nothing can be concluded, as {effect.reason}"
+        for label, effect in ours.items()
+        if effect.reason and any(run.mixer == label for run in runs)
+    ]
+    again = ours.get(f"{plan.baseline} {AGAIN}")
+    if again is not None and math.isfinite(again.low):
+        passed = again.verdict not in ("better", "worse")
+        lines.append(
+            f"self-test: {plan.baseline} with other seeds is {again.verdict!r}"
+            + ("" if passed else "; the table FAILED it, and its verdicts cannot be trusted")
+        )
+    for entry in comparison.mixers:
+        for cell in cells:
+            label, place = entry.label, _column(cell)
+            if label in cell.refused:
+                lines.append(f"{MISSING} {label} does not fit {place}: {cell.refused[label]}")
+            elif differing := cell.differing(label, plan.baseline):
+                lines.append(f"{DAGGER} {label} has in {place} {'; '.join(differing)}")
+    lines += [
+        f"failed: {run} ({run.reason})" for run in comparison.journal if run.status == "failed"
+    ]
+    lost = sum(not Path(run.folder).is_dir() for run in runs)
+    lines += [f"{lost} run folders were moved or deleted: their curves are missing"] if lost else []
+    reused = sum(run.reused for run in runs)
+    lines += [f"{reused} runs were made before this comparison"] if reused else []
+    return lines

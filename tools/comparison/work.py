@@ -1,0 +1,186 @@
+"""A comparison from its plan to its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tools.cli.printable import printable
+from tools.cli.tables import write
+from tools.comparison.cells import CellPlan, measure_cell
+from tools.comparison.journal import Journal, Run
+from tools.comparison.page import write_files
+from tools.comparison.plan import (
+    Entry,
+    Plan,
+    data_entries,
+    host_entries,
+    mixer_entries,
+)
+from tools.comparison.register import (
+    Registered,
+    fixed_entries,
+    locked,
+    read_registered,
+    register,
+    write_registered,
+)
+from tools.comparison.runner import Comparison
+from tools.comparison.statistics import error_variances, visible_difference
+from tools.comparison.table import Table, make_table
+from tools.runs.source import read_source
+
+ASSUMED = 0.5  # deviation of a seed where nothing is known, in points
+
+
+def compare(plan: Plan, only: str = "") -> None:
+    """Check a plan, print its cost, register it, do its runs and write its files.
+
+    Args:
+        plan: The plan.
+        only: "plan" stops before the first run, "table" writes the files of the runs that ended.
+
+    Raises:
+        ValueError: The plan cannot be followed.
+    """
+    mixers, hosts, data = mixer_entries(plan), host_entries(plan), data_entries(plan)
+    with locked(plan.folder):
+        cells = [_measured(plan, host, entry, mixers) for host in hosts for entry in data]
+        journal = Journal(plan.folder)
+        comparison = Comparison(plan, mixers, hosts, data, cells, plan.folder, journal, say)
+        begun, outdated = bool(journal.runs), comparison.outdated()
+        earlier = comparison.made_before()
+        describe_plan(comparison, earlier)
+        if only == "plan":
+            return
+        settings = fixed_entries(plan, mixers, cells, read_source().commit)
+        if only == "table":
+            registered = read_registered(plan.folder)
+            if registered is None:
+                raise ValueError(f"{plan.folder} has no runs yet; leave only=table out")
+        else:
+            registered = register(plan.folder, plan, settings, begun=begun)
+            if outdated:
+                lines = [*registered.deviations, *outdated]
+                registered = registered.model_copy(update={"deviations": lines})
+                write_registered(plan.folder, registered)
+            for run in earlier:
+                journal.add(run)
+            run_plan(comparison)
+        finish(comparison, registered)
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(printable(line), flush=True)
+
+
+def _measured(plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry]) -> CellPlan:
+    say(f"measuring {len(mixers)} networks of {host.label} on {data.label}")
+    cell = measure_cell(plan, host, data, mixers)
+    for label, reason in cell.refused.items():
+        say(f"  {label} does not fit: {reason}")
+    return cell
+
+
+def describe_plan(comparison: Comparison, earlier: Sequence[Run]) -> None:
+    """Print runs, cost and the smallest difference that the plan can show.
+
+    Args:
+        comparison: The plan.
+        earlier: Runs that were made before.
+    """
+    plan, cells = comparison.plan, comparison.cells
+    planned = list(comparison.planned())
+    keys = {run.key for run in earlier}
+    open_runs = [run for run in comparison.remaining() if run.key not in keys]
+    for run in earlier:
+        say(f"made before: {run}  {run.folder}")
+    seconds = sum(comparison.estimate(run) for run in open_runs)
+    tuning = sum(run.stage == "tune" for run in planned)
+    count_done = len(planned) - len(open_runs)
+    say(
+        f"{len(planned)} runs, {tuning} of them to choose rates; {count_done} are done; about "
+        f"{format_seconds(seconds)} for the rest"
+    )
+    for mixer in comparison.mixers:
+        for cell in cells:
+            if mixer.label in cell.networks:
+                for line in cell.differing(mixer.label, plan.baseline):
+                    say(f"  {mixer.label} on {cell.host} differs in more than its mixer: {line}")
+    deviation, source = expected_deviation(comparison)
+    size = visible_difference(len(comparison.mixers) - 1, len(cells), plan.seeds)
+    say(
+        f"smallest difference that it can show within these {len(cells)} cells: {size:.2f} "
+        f"deviations of a seed, {size * deviation:.3g} in {plan.primary} if a seed deviates by "
+        f"{deviation:.3g} ({source}; 80 % power, 5 % for all rows together)"
+    )
+    for axis, name in enumerate(("host", "data set")):
+        count = len({cell.key[axis] for cell in cells})
+        if count < 2:
+            say(f"beyond these cells nothing can be concluded: {count} {name}")
+
+
+def expected_deviation(comparison: Comparison) -> tuple[float, str]:
+    """Return a seed's deviation in the metric's unit, and where it is from."""
+    plan = comparison.plan
+    if plan.deviation is not None:
+        return plan.deviation, "deviation="
+    values: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for run in comparison.journal.finished():
+        values.setdefault(run.mixer, {}).setdefault(run.cell, []).append(run.value)
+    variances = [variance for variance, _ in error_variances(values).values()]
+    if variances:
+        return float(np.sqrt(np.mean(variances))), "of its runs so far"
+    return plan.region or ASSUMED, "assumed; pass deviation="
+
+
+def run_plan(comparison: Comparison) -> None:
+    """Do the runs that are missing, in the order of the plan; failed ones are tried again."""
+    total = len(list(comparison.planned()))
+    for number, planned in enumerate(comparison.planned(), start=1):
+        run = comparison.settled(planned)
+        if run is None:
+            failed = {"status": "failed", "reason": "no rate of its mixer gave a result"}
+            comparison.journal.add(planned.model_copy(update=failed))
+            continue
+        if comparison.journal.completed(run) is not None:
+            continue
+        seconds_left = sum(comparison.estimate(later) for later in comparison.remaining())
+        say(f"{number} of {total}: {run} ({format_seconds(seconds_left)} left)")
+        result = comparison.start(run)
+        comparison.journal.add(result)
+        plan = comparison.plan
+        if result.status == "failed":
+            say(f"  failed: {result.reason}")
+        else:
+            earlier = ", made before" if result.reused else ""
+            say(f"  {plan.primary} {result.value:.4g}{earlier}  {result.folder}")
+        following = next(iter(comparison.remaining()), None)
+        if following is not None and (following.cell, following.stage) != (run.cell, run.stage):
+            show(make_table(comparison))
+
+
+def show(table: Table) -> None:
+    """Print a table as it stands."""
+    write(table.records, "table", table.columns)
+
+
+def finish(comparison: Comparison, registered: Registered) -> None:
+    """Write the files, and print the table with its notes."""
+    table = make_table(comparison)
+    write_files(comparison, table, registered)
+    show(table)
+    for line in table.notes:
+        say(line)
+    for line in registered.deviations:
+        say(f"deviation from the plan: {line}")
+    say(f"plan {registered.hash}")
+    say(f"Report: {comparison.folder / 'report.html'}")
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration as ``2 h 05 min`` or ``3 min``."""
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
