@@ -22,6 +22,7 @@ from tools.comparison.cells import CellPlan, Network
 from tools.comparison.journal import Journal, Run
 from tools.comparison.page import write_files
 from tools.comparison.plan import (
+    CONTROLS,
     TUNING_SEED,
     data_entries,
     host_entries,
@@ -172,7 +173,7 @@ def test_final_runs_have_new_seeds_and_the_best_rate(tmp_path):
     planned = list(comparison.planned())
     tuned = [run for run in planned if run.stage == "tune"]
     assert {(run.mixer, run.factor) for run in tuned} == {
-        (mixer, factor) for mixer in ("ffn", "glu") for factor in (0.25, 1.0, 4.0)
+        (mixer, factor) for mixer in ("ffn", "glu", *CONTROLS) for factor in (0.25, 1.0, 4.0)
     }
     finals = [run for run in planned if run.stage == "final"]
     assert {run.seed for run in tuned} == {TUNING_SEED}
