@@ -123,7 +123,7 @@ def test_a_file_and_typed_words_give_the_same_plan(tmp_path):
     content = {"mixer": ["ffn", "glu backbone.mixer.act=mish"], "host": "deit_t", "seeds": 3,
                "data": ["sample_classification"], "baseline": "ffn", "rates": [1]}  # fmt: skip
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(content))
-    words = ["mixer=ffn,glu backbone.mixer.act=mish", "seeds=3", "rates=1"]
+    words = ["mixer=ffn,glu backbone.mixer.act=mish", "seeds=3", "rates=1", "name=my"]
     assert read_plan([f"plan={tmp_path / 'my.yaml'}"]) == read_plan([*WORDS, *words])
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(content | {"sedes": 3}))
     with pytest.raises(ValueError, match=r"my.yaml: there is no entry called 'sedes'.*seeds"):

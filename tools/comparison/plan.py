@@ -201,6 +201,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         parent = path.resolve().parent
         content |= {"name": parent.name, "output_dir": str(parent.parent.parent)}
     content.pop(FIXED, None)
+    content.setdefault("name", path.stem)
     for key in content:
         if key not in Plan.model_fields:
             raise ValueError(f"plan={path}: {unknown('entry', str(key), Plan.model_fields)}")

@@ -316,12 +316,15 @@ def interval(
     if len(answers):
         table = np.stack([np.asarray(row, float) for row in answers])
         samples = table.shape[1]
-        centred = table - table.mean(1, keepdims=True)
-        rows = max(1, MOST_SAMPLES // samples)
+        # Samples of equal answers are drawn together: right and wrong ones are few patterns.
+        patterns, counts = np.unique(
+            table - table.mean(1, keepdims=True), axis=1, return_counts=True
+        )
+        rows = max(1, MOST_SAMPLES // len(counts))
         for start in range(0, draws, rows):
             part = picks[start : start + rows]
-            weights = generator.multinomial(samples, np.full(samples, 1 / samples), len(part))
-            totals[start : start + rows] += scale * ((weights @ centred.T) * part).sum(1) / samples
+            weights = generator.multinomial(samples, counts / samples, len(part))
+            totals[start : start + rows] += scale * ((weights @ patterns.T) * part).sum(1) / samples
     low, high = np.quantile(totals, [0.025, 0.975])
     return float(low), float(high)
 

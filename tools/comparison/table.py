@@ -48,8 +48,13 @@ class Table:
     effects: dict[str, Effect]
 
 
-def make_table(comparison: Comparison) -> Table:
-    """Return the table of the runs that have ended."""
+def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
+    """Return the table of the runs that have ended.
+
+    Args:
+        comparison: Its plan and runs.
+        intervals: Resample runs and test samples for the intervals of the cells.
+    """
     plan, journal = comparison.plan, comparison.journal
     planned = {run.key[:5] for run in comparison.planned() if run.stage == "final"}
     runs = [
@@ -62,7 +67,9 @@ def make_table(comparison: Comparison) -> Table:
     wider = beyond(values, plan.baseline, plan.region, plan.sign)
     ranks = mean_ranks(values, plan.sign)
     cells = [
-        _cell_record(comparison, label, cell, runs) for label in values for cell in comparison.cells
+        _cell_record(comparison, label, cell, runs, intervals=intervals)
+        for label in values
+        for cell in comparison.cells
     ]
     records = []
     for entry in comparison.mixers:
@@ -159,7 +166,9 @@ def _ratio(cells: Sequence[CellPlan], label: str, baseline: str, name: str) -> f
     return math.exp(float(np.mean(logs))) if logs else None
 
 
-def _cell_record(comparison: Comparison, label: str, cell: CellPlan, runs: Sequence[Run]) -> Record:
+def _cell_record(
+    comparison: Comparison, label: str, cell: CellPlan, runs: Sequence[Run], *, intervals: bool
+) -> Record:
     plan = comparison.plan
     ours = [run for run in runs if (run.mixer, run.cell) == (label, cell.key)]
     tuned = [
@@ -169,8 +178,10 @@ def _cell_record(comparison: Comparison, label: str, cell: CellPlan, runs: Seque
     ]
     network = cell.networks.get(label)
     values = [run.value for run in ours]
-    answers, scale = read_answers(ours, plan.primary)
-    low, high = interval(values, answers, scale=scale) if values else (math.nan, math.nan)
+    low = high = math.nan
+    if values and intervals:
+        answers, scale = read_answers(ours, plan.primary)
+        low, high = interval(values, answers, scale=scale)
     notes = [cell.refused[label]] if label in cell.refused else []
     notes += cell.differing(label, plan.baseline) if network else []
     failed = [

@@ -159,7 +159,7 @@ def run_plan(comparison: Comparison) -> None:
             say(f"  {plan.primary} {result.value:.4g}{earlier}  {result.folder}")
         following = next(iter(comparison.remaining()), None)
         if following is not None and (following.cell, following.stage) != (run.cell, run.stage):
-            show(make_table(comparison))
+            show(make_table(comparison, intervals=False))
 
 
 def show(table: Table) -> None:
