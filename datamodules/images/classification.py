@@ -215,8 +215,8 @@ class ClassificationDataModule(ImageDataModule):
         return self._eval_loader_of(self.loaded(split))
 
     def _to_predict(self) -> NamedDataset:
-        splits: tuple[Split, ...] = ("predict", "test", "val")
-        return self.dataset(next(split for split in splits if split in self._datasets))
+        splits: tuple[Split, ...] = ("predict", "test")
+        return self.dataset(next((split for split in splits if split in self._datasets), "val"))
 
     def check_files(self, seconds: float = 60.0) -> None:
         """Check all files and the label maps before training; see ``BaseDataModule``.

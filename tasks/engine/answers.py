@@ -1,4 +1,4 @@
-"""SampleAnswers of a test: one value per sample, kept as answers.npz in the run folder."""
+"""Answers of a test: one value per sample, kept as answers.npz in the run folder."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -313,9 +313,10 @@ class BaseTask(Remembering, LightningModule):
     def on_test_epoch_end(self) -> None:
         """Log the metrics under "test/", and keep the values of the samples."""
         self._log_figures("test", self._figures())
-        if self.answers_metric:
-            trainer: Any = self.trainer
-            dataset, root = trainer.test_dataloaders.dataset, getattr(self.data, "root", None)
+        trainer: Any = self.trainer
+        dataset = getattr(trainer.test_dataloaders, "dataset", None)  # a user may pass several
+        if self.answers_metric and isinstance(dataset, Sized):
+            root = getattr(self.data, "root", None)
             values, self._sample_values = self._sample_values, []
             self.sample_answers = gather_answers(self.answers_metric, values, dataset, root)
 
