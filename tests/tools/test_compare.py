@@ -1,6 +1,7 @@
 """tools/compare.py: plans, registration, the table from runs that ended, and the command."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -403,6 +404,26 @@ def test_a_killed_command_continues_and_reuses_runs(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("made before: ") == 6
     assert len(Journal(tmp_path / "comparisons/more").finished()) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sample_cache")
+def test_a_run_that_outlives_its_command_is_not_repeated(tmp_path):
+    words = typed(tmp_path, "trainer.max_epochs=1000")
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    while not (locks := list(tmp_path.rglob("run.lock"))):
+        assert process.poll() is None
+        time.sleep(0.2)
+    process.kill()
+    process.wait()
+    run = json.loads(locks[0].read_text())["pid"]
+    try:
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    finally:
+        os.kill(run, signal.SIGTERM)
+    assert ended.returncode == 2
+    assert f"is in use by process {run}" in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -311,7 +311,7 @@ def _group_entries(group: str, items: Sequence[str]) -> list[Entry]:
     names = [values.get(MODEL, name) for (name, *_), values in zip(parts, options, strict=True)]
     labels = []
     for name, values in zip(names, options, strict=True):
-        namesakes = [o for other, o in zip(names, options, strict=True) if other == name]
+        namesakes = [o for namesake, o in zip(names, options, strict=True) if namesake == name]
         telling = (
             Path(value).name
             for key, value in values.items()

@@ -27,6 +27,7 @@ from tools.comparison.cells import CellPlan, compose_run, run_words
 from tools.comparison.journal import Journal, Run
 from tools.comparison.plan import TUNING_SEED, Entry, Plan
 from tools.runs.folder import LATEST, differences
+from tools.runs.lock import refuse_if_held
 
 START_UP = 15.0  # seconds of a run besides its steps, until some are known
 RUN_FOLDER = "Run folder: "
@@ -186,7 +187,11 @@ class Comparison:
     def _earlier(
         self, config: RunConfig, cell: CellPlan, run: Run
     ) -> tuple[Path | None, Path | None]:
-        """Find a finished and a stopped run of the same settings, code and data."""
+        """Find a finished and a stopped run of the same settings, code and data.
+
+        Raises:
+            ValueError: The run goes on in another process.
+        """
         name = f"{config.task_name}/{config_network_name(config.backbone)}"
         places = [self.folder / "runs"]
         if run.stage == "final":
@@ -202,9 +207,10 @@ class Comparison:
             summary = _summary(folder)
             if summary is not None and self._is_same(summary, cell, run):
                 return folder, None
-            is_ours = folder.is_relative_to((self.folder / "runs").resolve())
-            if summary is None and is_ours and any(folder.glob("checkpoints/*.ckpt")):
-                stopped = stopped or folder
+            if summary is None and folder.is_relative_to((self.folder / "runs").resolve()):
+                refuse_if_held(folder)  # by a run whose comparison was killed
+                if any(folder.glob("checkpoints/*.ckpt")):
+                    stopped = stopped or folder
         return None, stopped
 
     def _is_same(self, summary: dict[str, Any], cell: CellPlan, run: Run) -> bool:
