@@ -146,7 +146,8 @@ class ClassificationTask(ClassesTask):
             if k < classes
         }
         counts = MulticlassStatScores(classes, average="none")
-        return MetricCollection(accuracies | {"counts": counts})
+        # Groups would join top1 and top5 for good where both agree on the first batch.
+        return MetricCollection(accuracies | {"counts": counts}, compute_groups=False)
 
     def _check_loss(self, is_mixed: bool) -> None:
         """Refuse a loss that the model or mixup cannot use."""

@@ -21,8 +21,8 @@ EVALUATIONS = [
     ("detection", "validate", "checkpoints/best.ckpt"), ("segmentation", "test", ""),
 ]  # fmt: skip
 METRICS = {
-    "classification": {"top1", "top5"},
-    "transfer": {"top1", "top5"},
+    "classification": {"top1", "top5", "balanced_accuracy", "F1"},
+    "transfer": {"top1", "top5", "balanced_accuracy", "F1"},
     "detection": {"AP", "AP50", "AP75", "mask_AP", "mask_AP50", "mask_AP75"},
     "segmentation": {"mIoU", "mAcc", "aAcc"},
 }
@@ -38,7 +38,7 @@ def test_plain_command_trains_and_writes_all_files(task, trained, outputs):
     # A checkout with changes leaves them in a folder "source".
     assert {path.name for path in folder.iterdir()} - {"source"} == {
         "config.yaml", "metrics.csv", "tensorboard", "checkpoints", "summary.json", "curves.png",
-        "preview", *(["classes.csv"] if task in ("detection", "segmentation") else []),
+        "preview", "classes.csv",
         *(["answers.npz"] if task != "detection" else []),
     }  # fmt: skip
     assert {path.name for path in folder.glob("checkpoints/*")} == {"best.ckpt", "last.ckpt"}

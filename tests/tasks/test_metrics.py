@@ -278,6 +278,14 @@ def test_segmentation_metrics_equal_a_plain_count():
     assert [rows[name]["pixels"] for name in "abcde"] == [(t == c).sum() for c in range(5)]
 
 
+def test_top5_stays_apart_from_top1_after_a_batch_of_equal_ones():
+    task = ClassificationTask(nn.Linear(1, 1), "abcdefgh")
+    logits = torch.arange(8.0)[None]
+    for label in (0, 4):  # in neither, in the best five
+        task.update_metrics({"label": torch.tensor([label])}, logits)
+    assert task.compute_metrics()["top5"] == 50
+
+
 def test_top1_and_top5():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 12, generator=generator)

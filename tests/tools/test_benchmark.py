@@ -255,7 +255,7 @@ NO_INTEGER = "backbones|backbone=deit_t_afbo backbone.mixer.g2="
      ("mixers|device=tpu", "device must be one of cpu, cuda; got 'tpu'"),
      ("tokens|cuda_graphs=true", "needs a GPU; pass device=cuda too"),
      ("mixers|device=cuda", "device=cuda needs a GPU"),
-     ("loop|task=detektion", "unknown task"), ("loop|roundz=3", "roundz")],
+     ("loop|task=detektion", "no task called"), ("loop|roundz=3", "roundz")],
 )  # fmt: skip
 def test_wrong_arguments_end_with_one_line(capsys, arguments, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -93,7 +93,7 @@ def test_wrong_names_are_rejected_before_any_run(searched):
     go, ran = searched
     assert "adamw has no option" in go("optimizer.lrr=interval(0.1,1)")[2]
     assert "must be the name of a folder" in go("head=linear,linear_probe", "name=/etc/x")[2]
-    assert "unknown head " in go("head=linear,linea", "trials=1")[2]
+    assert "no head called" in go("head=linear,linea", "trials=1")[2]
     assert "did you mean trials=?" in go("optimizer.lr=0.1,0.2", "trials=")[2] or not ran
     assert not ran
     go, _ = searched
