@@ -176,7 +176,7 @@ def test_a_folder_opens_in_timm(images, tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("model", ["resnet18", "mobilenetv3_small_050"])
+@pytest.mark.parametrize("model", rest_slow(("resnet18", "mobilenetv3_small_050"), ["resnet18"]))
 def test_a_model_of_timm_leaves_as_timm_s_own(model, tmp_path):
     network = checkpoint(tmp_path / "last.ckpt", "timm", model=model)
     out = run_export(
