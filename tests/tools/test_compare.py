@@ -34,6 +34,7 @@ from tools.comparison.plan import (
 from tools.comparison.register import fixed_entries, locked, read_registered, register
 from tools.comparison.runner import Comparison
 from tools.comparison.table import make_table
+from tools.comparison.work import describe_plan, expected_deviation, show
 
 WORDS = ("mixer=ffn,glu", "host=deit_t", "data=sample_classification", "baseline=ffn")
 SMALL = tuple(word for word in SHORTEST if not word.startswith("task="))
@@ -301,7 +302,7 @@ def test_the_table_tests_itself_and_finds_a_planted_difference(tmp_path):
     values = [run.value for run in comparison.journal.finished()
               if (run.mixer, run.host, run.data) == ("glu", "swin_t", "cifar10")]  # fmt: skip
     assert rows["glu"]["swin_t on cifar10"] == pytest.approx(np.mean(values))
-    assert any("run folders were moved or deleted" in line for line in table.notes)
+    assert any("run folders moved or deleted" in line for line in table.notes)
 
 
 def test_a_failed_self_test_is_said(tmp_path):
@@ -322,6 +323,33 @@ def test_a_missing_cell_and_a_failed_run_are_named(tmp_path):
     assert any("‡ glu does not fit swin_t on cifar10: dim 3" in line for line in table.notes)
     assert any("failed: ffn in" in line and "loss is NaN" in line for line in table.notes)
     assert {record["runs"] for record in table.records} >= {8, 15, 16}
+
+
+def test_equal_runs_are_no_equivalence(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1", "seeds=3")
+    for planned in comparison.planned():
+        facts = {"value": 71.3, "status": "finished", "folder": "/gone"}
+        comparison.journal.add(planned.model_copy(update=facts))
+    table = make_table(comparison)
+    assert all(record.get("interval") is None for record in [*table.records, *table.cells])
+    assert {record["verdict"] for record in table.records} == {"baseline", "cannot tell"}
+    reason = "nothing can be concluded, as the runs of each mixer are equal"
+    (line,) = (line for line in table.notes if reason in line)
+    assert line.startswith("glu, identity, random, ffn again: ")
+    assert expected_deviation(comparison)[1] == "assumed; pass deviation="
+
+
+def test_a_terminal_of_100_columns_shows_the_claims(tmp_path, capsys):
+    for words in (TWO_BY_TWO, ["rates=1"]):
+        comparison = comparison_of(tmp_path, "mixer=ffn,glu,iffn", *words)
+        fill(comparison)
+        table = make_table(comparison)
+        show(table)
+        describe_plan(comparison, [])
+        lines = [*capsys.readouterr().out.splitlines(), *table.notes]
+        assert not [line for line in lines if len(line) > 100]
+        plurals = r"\b1 (cells|hosts|data sets|runs)\b"
+        assert not [line for line in lines if re.search(plurals, line)]
 
 
 def test_few_blocks_conclude_nothing(tmp_path):
