@@ -33,7 +33,7 @@ from tools.comparison.plan import (
 )
 from tools.comparison.register import fixed_entries, locked, read_registered, register
 from tools.comparison.runner import Comparison
-from tools.comparison.table import make_table
+from tools.comparison.table import make_table, read_answers
 from tools.comparison.work import describe_plan, expected_deviation, show
 
 WORDS = ("mixer=ffn,glu", "host=deit_t", "data=sample_classification", "baseline=ffn")
@@ -283,6 +283,24 @@ def test_two_commands_on_one_folder(tmp_path, capsys):
         pass
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("data=sample_classification,sample_detection", "this data is for task=detection"),
+        ("host=deit_t,deit_q", "there is no backbone called 'deit_q'"),
+    ],
+)
+def test_wrong_last_cells_end_the_command_before_the_first_is_timed(
+    tmp_path, capsys, words, message
+):
+    with pytest.raises(SystemExit) as ended:
+        command.main([*WORDS, words, f"output_dir={tmp_path}"])
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
+    assert message in printed.err
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_table_tests_itself_and_finds_a_planted_difference(tmp_path):
     comparison = comparison_of(tmp_path, "mixer=ffn,glu,iffn", *TWO_BY_TWO)
     fill(comparison, {"glu": 6.0, "iffn": -6.0})
@@ -418,20 +436,24 @@ def test_a_killed_command_continues_and_reuses_runs(tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
     first = Journal(journal.parent)
-    assert 1 <= len(first.runs) < 6
+    assert 1 <= len(first.runs) < 10
     ended = subprocess.run(typed(tmp_path), capture_output=True, text=True, timeout=900)
     assert (ended.returncode, ended.stderr) == (0, "")
     last = Journal(journal.parent)
-    assert len(last.finished()) == 6
+    assert len(last.finished()) == 10
     assert all(last.runs[key] == run for key, run in first.runs.items())
+    assert not any(run.reused for run in last)
+    for run in last:
+        rows, scale = read_answers([run], "top1")
+        assert scale * np.mean(rows[0]) == pytest.approx(run.value, abs=1e-3)
     registered = json.loads((journal.parent / "registered.json").read_text())
     assert registered["deviations"] == []
     # Another seed is added, and another comparison finds all runs of this one.
     more = typed(tmp_path, "seeds=3", "name=more")
     ended = subprocess.run(more, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("made before: ") == 6
-    assert len(Journal(tmp_path / "comparisons/more").finished()) == 9
+    assert ended.stdout.count("made before: ") == 10
+    assert len(Journal(tmp_path / "comparisons/more").finished()) == 15
 
 
 @pytest.mark.slow

@@ -221,7 +221,8 @@ def _value(key: str, value: Any) -> Any:
         try:
             return int(value) if key == "seeds" else float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{key}={value} must be a number") from None
+            name = "rates" if key == "rate" else key
+            raise ValueError(f"{name}={value} must be a number") from None
     return value
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tools.cli.printable import counted, printable
 from tools.cli.tables import write
-from tools.comparison.cells import CellPlan, measure_cell
+from tools.comparison.cells import CellPlan, compose_run, measure_cell, run_words
 from tools.comparison.journal import Journal, Run
 from tools.comparison.page import write_files
 from tools.comparison.plan import (
@@ -45,6 +45,10 @@ def compare(plan: Plan, only: str = "") -> None:
         ValueError: The plan cannot be followed.
     """
     mixers, hosts, data = mixer_entries(plan), host_entries(plan), data_entries(plan)
+    baseline = next(entry for entry in mixers if entry.label == plan.baseline)
+    for host in hosts:  # a wrong word of the last cell ends the command before the first is timed
+        for entry in data:
+            compose_run(run_words(plan, host, entry, baseline))
     with locked(plan.folder):
         cells = [_measured(plan, host, entry, mixers) for host in hosts for entry in data]
         journal = Journal(plan.folder)
