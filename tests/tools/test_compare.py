@@ -92,7 +92,7 @@ TWO_BY_TWO = ("host=deit_t,swin_t", "data=sample_classification,cifar10", "seeds
         ([*WORDS, "seeds=1"], "seeds must be greater than or equal to 2"),
         ([*WORDS, "seeds=two"], "seeds=two must be a number"),
         ([*WORDS, "budget=hours"], "budget must be 'steps', 'macs', 'params' or 'seconds'"),
-        ([*WORDS, "baseline=iffn"], "baseline=iffn must be one of mixer=ffn,glu"),
+        ([*WORDS, "baseline=iffn"], "^baseline=iffn must be one of mixer=ffn,glu"),
         ([*WORDS, "mixer=ffn,glu,glu"], "mixer names an entry twice"),
         ([*WORDS, "mixer=ffn"], "mixer needs a mixer besides the baseline"),
         ([*WORDS, "rates=2"], "with 1 among them"),
@@ -249,6 +249,11 @@ def test_an_edited_plan_is_a_deviation(tmp_path):
     path.write_text(before.replace("equivalence: null", "equivalence: 2.0"))
     followed = read_plan([f"plan={path}"])
     assert (followed.equivalence, followed.folder) == (2.0, tmp_path / "comparisons/comparison")
+    for damage in ("mixer: [ffn", "- ffn", "", "\t"):
+        path.write_text(damage)
+        last = registered_text(comparison_of(tmp_path), begun=True).deviations[-1]
+        assert last.endswith("plan.yaml was damaged, and is written anew")
+        assert path.read_text() == before
     path.unlink()
     assert "was removed" in registered_text(comparison_of(tmp_path), begun=True).deviations[-1]
 
