@@ -155,8 +155,7 @@ class Comparison:
             cell = next(cell for cell in self.cells if cell.key == run.cell)
             finished, _ = self._earlier(compose_run(self.words(run)), cell, run)
             if finished is not None:
-                own = finished.is_relative_to((self.folder / "runs").resolve())
-                runs.append(_with_results(run, finished, self.plan.primary, reused=not own))
+                runs.append(self._earlier_result(run, finished))
         return runs
 
     def start(self, run: Run) -> Run:
@@ -166,8 +165,7 @@ class Comparison:
         cell = next(cell for cell in self.cells if cell.key == run.cell)
         finished, stopped = self._earlier(config, cell, run)
         if finished is not None:
-            own = finished.is_relative_to((self.folder / "runs").resolve())
-            return _with_results(run, finished, self.plan.primary, reused=not own)
+            return self._earlier_result(run, finished)
         if stopped is not None:
             words += ["resume=true", f"ckpt={stopped}"]
         logs = self.folder / "logs"
@@ -188,6 +186,11 @@ class Comparison:
         self.pace.append((time.monotonic() - started, expected))
         folder = Path(lines[-1].removeprefix(RUN_FOLDER)).resolve()
         return _with_results(run, folder, self.plan.primary)
+
+    def _earlier_result(self, run: Run, folder: Path) -> Run:
+        """Return a run with the results of a folder, which a killed command may have left here."""
+        is_ours = folder.is_relative_to((self.folder / "runs").resolve())
+        return _with_results(run, folder, self.plan.primary, reused=not is_ours)
 
     def _earlier(
         self, config: RunConfig, cell: CellPlan, run: Run
