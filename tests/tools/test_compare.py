@@ -33,7 +33,8 @@ from tools.comparison.plan import (
 )
 from tools.comparison.register import fixed_entries, locked, read_registered, register
 from tools.comparison.runner import Comparison
-from tools.comparison.table import make_table
+from tools.comparison.table import make_table, read_answers
+from tools.comparison.work import describe_plan, expected_deviation, show
 
 WORDS = ("mixer=ffn,glu", "host=deit_t", "data=sample_classification", "baseline=ffn")
 SMALL = tuple(word for word in SHORTEST if not word.startswith("task="))
@@ -91,7 +92,7 @@ TWO_BY_TWO = ("host=deit_t,swin_t", "data=sample_classification,cifar10", "seeds
         ([*WORDS, "seeds=1"], "seeds must be greater than or equal to 2"),
         ([*WORDS, "seeds=two"], "seeds=two must be a number"),
         ([*WORDS, "budget=hours"], "budget must be 'steps', 'macs', 'params' or 'seconds'"),
-        ([*WORDS, "baseline=iffn"], "baseline=iffn must be one of mixer=ffn,glu"),
+        ([*WORDS, "baseline=iffn"], "^baseline=iffn must be one of mixer=ffn,glu"),
         ([*WORDS, "mixer=ffn,glu,glu"], "mixer names an entry twice"),
         ([*WORDS, "mixer=ffn"], "mixer needs a mixer besides the baseline"),
         ([*WORDS, "rates=2"], "with 1 among them"),
@@ -248,6 +249,11 @@ def test_an_edited_plan_is_a_deviation(tmp_path):
     path.write_text(before.replace("equivalence: null", "equivalence: 2.0"))
     followed = read_plan([f"plan={path}"])
     assert (followed.equivalence, followed.folder) == (2.0, tmp_path / "comparisons/comparison")
+    for damage in ("mixer: [ffn", "- ffn", "", "\t"):
+        path.write_text(damage)
+        last = registered_text(comparison_of(tmp_path), begun=True).deviations[-1]
+        assert last.endswith("plan.yaml was damaged, and is written anew")
+        assert path.read_text() == before
     path.unlink()
     assert "was removed" in registered_text(comparison_of(tmp_path), begun=True).deviations[-1]
 
@@ -282,6 +288,24 @@ def test_two_commands_on_one_folder(tmp_path, capsys):
         pass
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("data=sample_classification,sample_detection", "this data is for task=detection"),
+        ("host=deit_t,deit_q", "there is no backbone called 'deit_q'"),
+    ],
+)
+def test_wrong_last_cells_end_the_command_before_the_first_is_timed(
+    tmp_path, capsys, words, message
+):
+    with pytest.raises(SystemExit) as ended:
+        command.main([*WORDS, words, f"output_dir={tmp_path}"])
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
+    assert message in printed.err
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_table_tests_itself_and_finds_a_planted_difference(tmp_path):
     comparison = comparison_of(tmp_path, "mixer=ffn,glu,iffn", *TWO_BY_TWO)
     fill(comparison, {"glu": 6.0, "iffn": -6.0})
@@ -301,7 +325,7 @@ def test_the_table_tests_itself_and_finds_a_planted_difference(tmp_path):
     values = [run.value for run in comparison.journal.finished()
               if (run.mixer, run.host, run.data) == ("glu", "swin_t", "cifar10")]  # fmt: skip
     assert rows["glu"]["swin_t on cifar10"] == pytest.approx(np.mean(values))
-    assert any("run folders were moved or deleted" in line for line in table.notes)
+    assert any("run folders moved or deleted" in line for line in table.notes)
 
 
 def test_a_failed_self_test_is_said(tmp_path):
@@ -322,6 +346,33 @@ def test_a_missing_cell_and_a_failed_run_are_named(tmp_path):
     assert any("‡ glu does not fit swin_t on cifar10: dim 3" in line for line in table.notes)
     assert any("failed: ffn in" in line and "loss is NaN" in line for line in table.notes)
     assert {record["runs"] for record in table.records} >= {8, 15, 16}
+
+
+def test_equal_runs_are_no_equivalence(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1", "seeds=3")
+    for planned in comparison.planned():
+        facts = {"value": 71.3, "status": "finished", "folder": "/gone"}
+        comparison.journal.add(planned.model_copy(update=facts))
+    table = make_table(comparison)
+    assert all(record.get("interval") is None for record in [*table.records, *table.cells])
+    assert {record["verdict"] for record in table.records} == {"baseline", "cannot tell"}
+    reason = "nothing can be concluded, as the runs of each mixer are equal"
+    (line,) = (line for line in table.notes if reason in line)
+    assert line.startswith("glu, identity, random, ffn again: ")
+    assert expected_deviation(comparison)[1] == "assumed; pass deviation="
+
+
+def test_a_terminal_of_100_columns_shows_the_claims(tmp_path, capsys):
+    for words in (TWO_BY_TWO, ["rates=1"]):
+        comparison = comparison_of(tmp_path, "mixer=ffn,glu,iffn", *words)
+        fill(comparison)
+        table = make_table(comparison)
+        show(table)
+        describe_plan(comparison, [])
+        lines = [*capsys.readouterr().out.splitlines(), *table.notes]
+        assert not [line for line in lines if len(line) > 100]
+        plurals = r"\b1 (cells|hosts|data sets|runs)\b"
+        assert not [line for line in lines if re.search(plurals, line)]
 
 
 def test_few_blocks_conclude_nothing(tmp_path):
@@ -390,20 +441,24 @@ def test_a_killed_command_continues_and_reuses_runs(tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
     first = Journal(journal.parent)
-    assert 1 <= len(first.runs) < 6
+    assert 1 <= len(first.runs) < 10
     ended = subprocess.run(typed(tmp_path), capture_output=True, text=True, timeout=900)
     assert (ended.returncode, ended.stderr) == (0, "")
     last = Journal(journal.parent)
-    assert len(last.finished()) == 6
+    assert len(last.finished()) == 10
     assert all(last.runs[key] == run for key, run in first.runs.items())
+    assert not any(run.reused for run in last)
+    for run in last:
+        rows, scale = read_answers([run], "top1")
+        assert scale * np.mean(rows[0]) == pytest.approx(run.value, abs=1e-3)
     registered = json.loads((journal.parent / "registered.json").read_text())
     assert registered["deviations"] == []
     # Another seed is added, and another comparison finds all runs of this one.
     more = typed(tmp_path, "seeds=3", "name=more")
     ended = subprocess.run(more, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("made before: ") == 6
-    assert len(Journal(tmp_path / "comparisons/more").finished()) == 9
+    assert ended.stdout.count("made before: ") == 10
+    assert len(Journal(tmp_path / "comparisons/more").finished()) == 15
 
 
 @pytest.mark.slow

@@ -167,8 +167,22 @@ def test_too_few_runs_or_clusters_conclude_nothing():
     assert "one run per mixer" in within(values, "a", 0.5)["b"].reason
     assert beyond(values, "a", 0.5)["b"].reason == "1 host says nothing about others"
     assert within(values, "a", 0.5)["b"].verdict == "cannot tell"
-    equal = {name: {("h", "d"): [10.0, 10.0]} for name in "ab"}
-    assert "all runs of a mixer are equal" in within(equal, "a", 0.5)["b"].reason
+
+
+@pytest.mark.parametrize("value", [10.0, 71.3, 12.34, 0.1])
+@pytest.mark.parametrize("seeds", [2, 3, 7])
+def test_equal_runs_conclude_nothing(value, seeds):
+    cells = [("h", "d"), ("h", "e"), ("i", "d"), ("i", "e")]
+    equal = {
+        name: {cell: [value + 5 * number + shift] * seeds for number, cell in enumerate(cells)}
+        for name, shift in (("a", 0.0), ("b", 0.1), ("c", 0.0))
+    }
+    for claim, reason in ((within, "runs of each mixer are equal"), (beyond, "are equal in all")):
+        for effect in claim(equal, "a", 0.5).values():
+            assert effect.verdict == "cannot tell"
+            assert reason in effect.reason
+            assert math.isnan(effect.low)
+    assert all(map(math.isnan, interval([value] * seeds)))
 
 
 def test_intervals_resample_runs_then_samples():

@@ -16,6 +16,11 @@ def printable(text: str, longest: int = MAX_CHARACTERS) -> str:
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), excerpt)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 cell", "2 cells"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 class PrintableFormatter(logging.Formatter):
     """Log formatter that escapes and cuts messages."""
 

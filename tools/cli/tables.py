@@ -18,7 +18,7 @@ TEXT_FORMATS = ("markdown", "latex")  # for tables inside a document
 # Columns aligned to the left.
 LEFT_ALIGNED = {
     "backbone", "model", "mixer", "verdict", "note", "step", "head", "data", "settings", "paper",
-    "experiment", "class",
+    "experiment", "class", "beyond", "role",
 }  # fmt: skip
 FOLDED = ("backbone", "model", "mixer", "experiment", "head", "reported_metric")
 

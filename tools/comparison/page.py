@@ -18,6 +18,7 @@ from tasks.engine.run_folder.atomic_writes import write_whole
 from tasks.engine.run_folder.bounded_reading import DamagedFile
 from tasks.engine.run_folder.schemas import read_rows
 from tools.analyses.elements import Section, document, pairs, table, text
+from tools.cli.printable import counted
 from tools.cli.tables import escape_latex, format_cells, write
 from tools.comparison.register import Registered
 from tools.comparison.runner import Comparison
@@ -76,8 +77,8 @@ def _page(comparison: Comparison, made: Table, registered: Registered) -> str:
     plan = comparison.plan
     baseline = plan.baseline
     facts = (
-        f"{plan.task} · {len(comparison.cells)} cells · {plan.seeds} seeds · baseline {baseline} · "
-        f"plan {registered.hash} of {registered.time}"
+        f"{plan.task} · {counted(len(comparison.cells), 'cell')} · {plan.seeds} seeds · "
+        f"baseline {baseline} · plan {registered.hash} of {registered.time}"
     )
     head = f'<h1>{text(plan.name)}</h1>\n<p class="facts">{text(facts)}</p>'
     notes = "".join(f"<p>{text(line)}</p>" for line in made.notes)

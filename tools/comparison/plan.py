@@ -185,7 +185,10 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     if missing:
         example = "mixer=ffn,glu host=deit_t data=sample_classification baseline=ffn"
         raise ValueError(f"{missing[0]}= is missing; a plan has at least {example}")
-    plan = validate(Plan, content)
+    try:
+        plan = validate(Plan, content)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("the content ")) from None
     plan.region  # noqa: B018 - refuses a metric whose unit is open
     return plan
 
@@ -221,7 +224,8 @@ def _value(key: str, value: Any) -> Any:
         try:
             return int(value) if key == "seeds" else float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{key}={value} must be a number") from None
+            name = "rates" if key == "rate" else key
+            raise ValueError(f"{name}={value} must be a number") from None
     return value
 
 

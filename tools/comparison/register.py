@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from backbones.options.schemas import validate
 from tasks.engine.run_folder.atomic_writes import write_whole
-from tasks.engine.run_folder.bounded_reading import DamagedFile, read_json, read_text
+from tasks.engine.run_folder.bounded_reading import DamagedFile, read_json, read_text, read_yaml
 from tools.comparison.cells import CellPlan
 from tools.comparison.plan import (
     AGAIN_SEED,
@@ -144,7 +144,14 @@ def _edits(folder: Path, before: str, now: str) -> list[str]:
         content = read_text(folder / PLAN)
     except FileNotFoundError:
         return [f"{PLAN} was removed, and is written anew"]
-    if content in (before, now) or plan_changes(content, now) == []:
+    if content in (before, now):
+        return []
+    try:
+        if not isinstance(read_yaml(folder / PLAN), dict):
+            raise ValueError
+    except ValueError:
+        return [f"{PLAN} was damaged, and is written anew"]
+    if plan_changes(content, now) == []:
         return []
     edits = [change for change in plan_changes(before, content)]
     followed = plan_changes(before, now)

@@ -155,7 +155,7 @@ class Comparison:
             cell = next(cell for cell in self.cells if cell.key == run.cell)
             finished, _ = self._earlier(compose_run(self.words(run)), cell, run)
             if finished is not None:
-                runs.append(_with_results(run, finished, self.plan.primary, reused=True))
+                runs.append(self._earlier_result(run, finished))
         return runs
 
     def start(self, run: Run) -> Run:
@@ -165,7 +165,7 @@ class Comparison:
         cell = next(cell for cell in self.cells if cell.key == run.cell)
         finished, stopped = self._earlier(config, cell, run)
         if finished is not None:
-            return _with_results(run, finished, self.plan.primary, reused=True)
+            return self._earlier_result(run, finished)
         if stopped is not None:
             words += ["resume=true", f"ckpt={stopped}"]
         logs = self.folder / "logs"
@@ -177,12 +177,20 @@ class Comparison:
         lines = log.read_text(errors="replace").strip().splitlines()
         if status in STATUSES:
             raise KeyboardInterrupt
+        if status < 0:
+            reason = f"signal {-status} ended it; repeat the command to continue it"
+            return run.model_copy(update={"status": "failed", "reason": reason})
         if status:
             reason = (lines[-1] if lines else f"exit status {status}").removeprefix("error: ")
             return run.model_copy(update={"status": "failed", "reason": reason[:300]})
         self.pace.append((time.monotonic() - started, expected))
         folder = Path(lines[-1].removeprefix(RUN_FOLDER)).resolve()
         return _with_results(run, folder, self.plan.primary)
+
+    def _earlier_result(self, run: Run, folder: Path) -> Run:
+        """Return a run with the results of a folder, which a killed command may have left here."""
+        is_ours = folder.is_relative_to((self.folder / "runs").resolve())
+        return _with_results(run, folder, self.plan.primary, reused=not is_ours)
 
     def _earlier(
         self, config: RunConfig, cell: CellPlan, run: Run

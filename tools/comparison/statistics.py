@@ -41,6 +41,8 @@ DRAWS, SEED = 16, 0  # the power of two of points of the correlated variables
 SCALES = 1_000  # quantiles of a deviation
 FEWEST = 2  # clusters and runs, below which a deviation is unknown
 MOST_SAMPLES = 2_000_000  # of a matrix of draws
+EQUAL_REASON = "the differences are equal in all cells, so that their deviation is unknown"
+EQUAL = 1e-9  # differences this close are equal, apart from rounding
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def within(values: Values, baseline: str, region: float, sign: int = 1) -> dict[
     for name, error, degrees in zip(names, errors.tolist(), freedom, strict=True):
         effect, quantile = effects[name], critical(correlation, degrees)
         if not error:
-            reason = "all runs of a mixer are equal, so that the seeds' deviation is unknown"
+            reason = "the runs of each mixer are equal, so that the seeds' deviation is unknown"
             effects[name] = replace(effect, reason=reason)
             continue
         low, high = effect.mean - quantile * error, effect.mean + quantile * error
@@ -131,7 +133,9 @@ def error_variances(values: Values) -> dict[Cell, tuple[float, int]]:
     for cells in values.values():
         for cell, runs in cells.items():
             if len(runs) >= FEWEST:
-                deviation = np.asarray(runs, float) - np.mean(runs)
+                # From the first run, so that equal runs deviate by exactly 0.
+                deviation = np.asarray(runs, float) - runs[0]
+                deviation -= deviation.mean()
                 squares[cell] = squares.get(cell, 0.0) + float(deviation @ deviation)
                 freedom[cell] = freedom.get(cell, 0) + len(runs) - 1
     return {cell: (squares[cell] / freedom[cell], freedom[cell]) for cell in squares}
@@ -247,8 +251,9 @@ def _cluster_effect(differences: Mapping[Cell, float], comparisons: int, region:
             return Effect(mean, cells=count, reason=reason)
         fewest = min(fewest, size)
         variance += size / (size - 1) * sum(r**2 for r in clusters.values()) / count**2
-    if not variance:
-        return Effect(mean, cells=count, reason="its differences are equal in all cells")
+    ends = min(differences.values()), max(differences.values())
+    if not variance or math.isclose(*ends, rel_tol=EQUAL, abs_tol=EQUAL):
+        return Effect(mean, cells=count, reason=EQUAL_REASON)
     error, degrees = math.sqrt(variance), fewest - 1
     quantile = float(stats.t.isf(LEVEL / 2 / comparisons, degrees))
     low, high = mean - quantile * error, mean + quantile * error
@@ -306,7 +311,7 @@ def interval(
         draws: Number of resamples.
     """
     count = len(runs)
-    if count < FEWEST and not len(answers):
+    if len(set(runs)) < FEWEST and not len(answers):
         return math.nan, math.nan
     generator = np.random.default_rng(SEED)
     picks = generator.multinomial(count, np.full(count, 1 / count), draws) / count

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.cli.printable import counted
 from tools.cli.tables import Columns, Record
 from tools.comparison.cells import CellPlan
 from tools.comparison.journal import Run
@@ -22,6 +23,7 @@ ANSWERS = "answers.npz"  # in a run folder: ids (N,) and value (N,) of its test 
 DAGGER, MISSING = "†", "‡"
 COSTS = {"parameters": "parameters", "backbone_macs": "MACs", "latency": "latency",
          "throughput": "throughput"}  # fmt: skip
+CLAIMS = ("difference", "interval", "verdict", "beyond", "rank", "backbone_macs", "runs")
 CLOSE = 1e-3  # of a metric and the mean of its answers
 
 
@@ -32,6 +34,7 @@ class Table:
     Attributes:
         records: A row per mixer.
         columns: Headings and formats of the main table.
+        brief: Those of its columns that a terminal shows.
         cells: A row per mixer and cell.
         cell_columns: Headings and formats of these.
         notes: Lines below the table.
@@ -41,6 +44,7 @@ class Table:
 
     records: list[Record]
     columns: Columns
+    brief: list[str]
     cells: list[Record]
     cell_columns: Columns
     notes: list[str]
@@ -100,7 +104,8 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     signed = figures.replace(":", ":+")
     columns: dict[str, tuple[str, str]] = {"mixer": ("mixer", "{}")}
     for cell in comparison.cells:
-        columns[_column(cell)] = (f"{plan.primary}, {_column(cell)}", figures)
+        place = f", {_column(cell)}" if len(comparison.cells) > 1 else ""
+        columns[_column(cell)] = (f"{plan.primary}{place}", figures)
     columns |= {
         "difference": ("difference", signed), "interval": ("95 %", "{}"),
         "verdict": ("within", "{}"), "beyond": ("beyond", "{}"), "rank": ("rank", "{:.1f}"),
@@ -112,6 +117,8 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     columns_shown = {
         key: c for key, c in columns.items() if any(r[key] is not None for r in records)
     }
+    single = metrics if len(metrics) == 1 else []
+    brief = [key for key in ("mixer", *single, *CLAIMS) if key in columns_shown]
     cell_columns: dict[str, tuple[str, str]] = {
         "mixer": ("mixer", "{}"), "host": ("host", "{}"), "data": ("data", "{}"),
         "metric": (plan.primary, figures), "interval": ("95 %", "{}"), "runs": ("runs", "{}"),
@@ -123,7 +130,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     }  # fmt: skip
     return Table(
         records=[{key: record[key] for key in columns_shown} for record in records],
-        columns=columns_shown, cells=cells, cell_columns=cell_columns,
+        columns=columns_shown, brief=brief, cells=cells, cell_columns=cell_columns,
         notes=_notes(comparison, ours, wider, runs), metrics=metrics, effects=ours,
     )  # fmt: skip
 
@@ -241,18 +248,19 @@ def _notes(
     plan, cells = comparison.plan, comparison.cells
     hosts, sets = ({cell.key[axis] for cell in cells} for axis in (0, 1))
     lines = [
-        f"difference from {plan.baseline} in {plan.primary}, mean over cells; above 0 is better; "
-        f"differences within {plan.region:g} count as none; 95 % for all rows together",
-        f"within: on these {len(cells)} cells, by the seeds' deviation (Dunnett); beyond: on other "
-        f"hosts and data sets, by {len(hosts)} hosts and {len(sets)} data sets as clusters",
+        f"difference: from {plan.baseline} in {plan.primary}, mean over cells, above 0 is better; "
+        f"within {plan.region:g} counts as none",
+        "95 %: interval of the difference, for all rows together",
+        f"within: on {counted(len(cells), 'cell')}, by the deviation of seeds (Dunnett)",
+        f"beyond: on other hosts and data sets, by {counted(len(hosts), 'host')} and "
+        f"{counted(len(sets), 'data set')} as clusters",
     ]
-    reasons = dict.fromkeys(effect.reason for effect in wider.values() if effect.reason)
-    lines += [f"nothing can be concluded beyond these cells: {reason}" for reason in reasons]
-    lines += [
-        f"{label}: nothing can be concluded, as {effect.reason}"
-        for label, effect in ours.items()
-        if effect.reason and any(run.mixer == label for run in runs)
-    ]
+    with_runs = {run.mixer for run in runs}
+    reasons = dict.fromkeys(wider[label].reason for label in wider if label in with_runs)
+    lines += [f"nothing can be concluded beyond these cells: {why}" for why in reasons if why]
+    for why in dict.fromkeys(ours[label].reason for label in ours if label in with_runs):
+        labels = [label for label in ours if label in with_runs and ours[label].reason == why]
+        lines += [f"{', '.join(labels)}: nothing can be concluded, as {why}"] if why else []
     again = ours.get(f"{plan.baseline} {AGAIN}")
     if again is not None and math.isfinite(again.low):
         passed = again.verdict not in ("better", "worse")
@@ -271,7 +279,8 @@ def _notes(
         f"failed: {run} ({run.reason})" for run in comparison.journal if run.status == "failed"
     ]
     lost = sum(not Path(run.folder).is_dir() for run in runs)
-    lines += [f"{lost} run folders were moved or deleted: their curves are missing"] if lost else []
+    if lost:
+        lines.append(f"without curves and answers: {counted(lost, 'run folder')} moved or deleted")
     reused = sum(run.reused for run in runs)
-    lines += [f"{reused} runs were made before this comparison"] if reused else []
+    lines += [f"made before this comparison: {counted(reused, 'run')}"] if reused else []
     return lines

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tools.cli.printable import printable
+from tools.cli.printable import counted, printable
 from tools.cli.tables import write
-from tools.comparison.cells import CellPlan, measure_cell
+from tools.comparison.cells import CellPlan, compose_run, measure_cell, run_words
 from tools.comparison.journal import Journal, Run
 from tools.comparison.page import write_files
 from tools.comparison.plan import (
@@ -28,7 +28,7 @@ from tools.comparison.register import (
 )
 from tools.comparison.runner import Comparison
 from tools.comparison.statistics import error_variances, visible_difference
-from tools.comparison.table import Table, make_table
+from tools.comparison.table import DAGGER, Table, make_table
 from tools.runs.source import read_source
 
 ASSUMED = 0.5  # deviation of a seed where nothing is known, in points
@@ -45,6 +45,10 @@ def compare(plan: Plan, only: str = "") -> None:
         ValueError: The plan cannot be followed.
     """
     mixers, hosts, data = mixer_entries(plan), host_entries(plan), data_entries(plan)
+    baseline = next(entry for entry in mixers if entry.label == plan.baseline)
+    for host in hosts:  # a wrong word of the last cell ends the command before the first is timed
+        for entry in data:
+            compose_run(run_words(plan, host, entry, baseline))
     with locked(plan.folder):
         cells = [_measured(plan, host, entry, mixers) for host in hosts for entry in data]
         journal = Journal(plan.folder)
@@ -100,26 +104,34 @@ def describe_plan(comparison: Comparison, earlier: Sequence[Run]) -> None:
     seconds = sum(comparison.estimate(run) for run in open_runs)
     tuning = sum(run.stage == "tune" for run in planned)
     count_done = len(planned) - len(open_runs)
-    say(
-        f"{len(planned)} runs, {tuning} of them to choose rates; {count_done} are done; about "
-        f"{format_seconds(seconds)} for the rest"
-    )
+    part = f", {tuning} of them to choose rates" if tuning else ""
+    say(f"{counted(len(planned), 'run')}{part}; {count_done} done, {format_seconds(seconds)} left")
     for mixer in comparison.mixers:
-        for cell in cells:
-            if mixer.label in cell.networks:
-                for line in cell.differing(mixer.label, plan.baseline):
-                    say(f"  {mixer.label} on {cell.host} differs in more than its mixer: {line}")
+        lines = [
+            f"  {DAGGER} {mixer.label} in {cell.host}: {line}"
+            for cell in cells
+            if mixer.label in cell.networks
+            for line in cell.differing(mixer.label, plan.baseline)
+        ]
+        for line in dict.fromkeys(lines):
+            say(line)
     deviation, source = expected_deviation(comparison)
     size = visible_difference(len(comparison.mixers) - 1, len(cells), plan.seeds)
     say(
-        f"smallest difference that it can show within these {len(cells)} cells: {size:.2f} "
-        f"deviations of a seed, {size * deviation:.3g} in {plan.primary} if a seed deviates by "
-        f"{deviation:.3g} ({source}; 80 % power, 5 % for all rows together)"
+        f"smallest difference that it can show within {counted(len(cells), 'cell')}: {size:.2f} "
+        "deviations of a seed"
     )
-    for axis, name in enumerate(("host", "data set")):
-        count = len({cell.key[axis] for cell in cells})
-        if count < 2:
-            say(f"beyond these cells nothing can be concluded: {count} {name}")
+    say(
+        f"  {size * deviation:.3g} in {plan.primary} if a seed deviates by {deviation:.3g} "
+        f"({source}); 80 % power, 5 % for all rows"
+    )
+    single = [
+        f"1 {name}"
+        for axis, name in enumerate(("host", "data set"))
+        if len({cell.key[axis] for cell in cells}) == 1
+    ]
+    if single:
+        say(f"beyond these cells nothing can be concluded: {' and '.join(single)}")
 
 
 def expected_deviation(comparison: Comparison) -> tuple[float, str]:
@@ -131,7 +143,7 @@ def expected_deviation(comparison: Comparison) -> tuple[float, str]:
     for run in comparison.journal.finished():
         values.setdefault(run.mixer, {}).setdefault(run.cell, []).append(run.value)
     variances = [variance for variance, _ in error_variances(values).values()]
-    if variances:
+    if any(variances):
         return float(np.sqrt(np.mean(variances))), "of its runs so far"
     return plan.region or ASSUMED, "assumed; pass deviation="
 
@@ -163,8 +175,8 @@ def run_plan(comparison: Comparison) -> None:
 
 
 def show(table: Table) -> None:
-    """Print a table as it stands."""
-    write(table.records, "table", table.columns)
+    """Print the claims of a table as it stands; its files have all columns."""
+    write(table.records, "table", {key: table.columns[key] for key in table.brief})
 
 
 def finish(comparison: Comparison, registered: Registered) -> None:
@@ -181,6 +193,8 @@ def finish(comparison: Comparison, registered: Registered) -> None:
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a duration as ``2 h 05 min`` or ``3 min``."""
+    """Format a duration as ``2 h 05 min``, ``3 min`` or ``20 s``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
