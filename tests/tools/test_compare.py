@@ -200,6 +200,19 @@ def test_equal_seconds_are_steps_at_the_measured_pace(tmp_path):
     assert {"trainer.max_epochs=-1", "trainer.max_steps=40"} <= set(words.words(run))
 
 
+def test_the_journal_of_a_moved_comparison_finds_its_runs(tmp_path):
+    first, last = tmp_path / "first", tmp_path / "last"
+    run = Run(stage="final", mixer="glu", host="h", data="d", seed=1, factor=1)
+    folders = {1: str(first / "runs/a"), 2: str(tmp_path / "elsewhere"), 3: ""}
+    (first / "runs/a").mkdir(parents=True)
+    journal = Journal(first)
+    for seed, folder in folders.items():
+        journal.add(run.model_copy(update={"seed": seed, "folder": folder}))
+    first.rename(last)
+    found = {row.seed: row.folder for row in Journal(last)}
+    assert found == folders | {1: str(last / "runs/a")}
+
+
 def test_the_journal_survives_and_refuses_damage(tmp_path):
     journal = Journal(tmp_path)
     run = Run(stage="final", mixer="glu, wide", host="h", data="d", seed=1, factor=0.25)

@@ -99,8 +99,15 @@ class Journal:
         text = io.StringIO()
         writer = csv.DictWriter(text, list(Run.model_fields), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(row.model_dump() for row in self.runs.values())
+        writer.writerows(
+            row.model_dump() | {"folder": self._stored(row.folder)} for row in self.runs.values()
+        )
         write_whole(self.path, text.getvalue())
+
+    def _stored(self, folder: str) -> str:
+        """Return a run folder as the file has it: from the comparison's, which may be moved."""
+        base, path = self.path.parent.resolve(), Path(folder).resolve()
+        return str(path.relative_to(base)) if folder and path.is_relative_to(base) else folder
 
     def finished(self, stage: Stage = "final") -> list[Run]:
         """Return the runs of a stage that have a value."""
@@ -118,6 +125,10 @@ def _read(path: Path) -> Iterator[Run]:
     names, *lines = [line for line in read_csv(path) if line] or [[]]
     for line in lines:
         try:
-            yield validate(Run, dict(zip(names, line, strict=True)))
+            run = validate(Run, dict(zip(names, line, strict=True)))
+            # An absolute folder stays one.
+            yield run.model_copy(
+                update={"folder": str(path.parent / run.folder) if run.folder else ""}
+            )
         except ValueError as error:
             raise DamagedFile(f"{path} is damaged: {error}") from None
