@@ -101,6 +101,7 @@ TWO_BY_TWO = ("host=deit_t,swin_t", "data=sample_classification,cifar10", "seeds
         ([*WORDS, "name=../x"], "name string should match"),
         ([*WORDS, "name=.."], "name string should match"),
         ([*WORDS, "task=forecasting"], "is not in percent: pass equivalence="),
+        ([*WORDS, "metric=top9"], "no metric called 'top9'"),
         ([*WORDS, "task=cooking"], "unknown task 'cooking'"),
         (["plan=missing.yaml"], "plan=missing.yaml does not exist"),
         ([*WORDS, "word"], "cannot read 'word'"),

@@ -189,6 +189,9 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         plan = validate(Plan, content)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("the content ")) from None
+    names = [metric.name for metric in plan.family.metrics]
+    if plan.primary not in names:
+        raise ValueError(f"metric: {unknown('metric', plan.primary, names)}")
     plan.region  # noqa: B018 - refuses a metric whose unit is open
     return plan
 
