@@ -100,11 +100,12 @@ class Journal:
         writer = csv.DictWriter(text, list(Run.model_fields), lineterminator="\n")
         writer.writeheader()
         writer.writerows(
-            row.model_dump() | {"folder": self._stored(row.folder)} for row in self.runs.values()
+            row.model_dump() | {"folder": self._relative_path(row.folder)}
+            for row in self.runs.values()
         )
         write_whole(self.path, text.getvalue())
 
-    def _stored(self, folder: str) -> str:
+    def _relative_path(self, folder: str) -> str:
         """Return a run folder as the file has it: from the comparison's, which may be moved."""
         base, path = self.path.parent.resolve(), Path(folder).resolve()
         return str(path.relative_to(base)) if folder and path.is_relative_to(base) else folder

@@ -40,7 +40,7 @@ FIXED = "fixed"  # entry of plan.yaml with what followed from the plan
 
 
 class Plan(BaseModel):
-    """What a comparison is to show; the keys are those that are typed.
+    """A comparison as it is typed: each key is an entry of the file or a word.
 
     Attributes:
         mixer: Names, lists per stage such as "[ffn,afbo,afbo,ffn]", each with options of its own
