@@ -298,6 +298,10 @@ def test_the_command_lists_the_tools_and_refuses_others(tmp_path):
     assert "usage: doctor.py" in answer("doctor", "--help").stdout
 
 
+def test_the_editable_installation_has_the_command(tmp_path):
+    assert "\n  run  " in run_mixerlab(Path(sys.executable), "--help", cwd=tmp_path)
+
+
 @pytest.mark.slow
 def test_a_wheel_trains_predicts_and_exports_from_any_folder(tmp_path):
     """In an environment that has the packages, but no checkout; nothing is written into it."""

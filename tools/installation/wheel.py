@@ -1,4 +1,4 @@
-"""Hatchling's hook: a wheel has mixerlab.py as its package's ``__init__``, a checkout as it lies."""
+"""Hatchling's hook: a wheel has mixerlab.py as its package's ``__init__``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class WheelFiles(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ignore]
+class WheelFiles(BuildHookInterface):  # type: ignore[misc]
     """Adds files under other names, which an editable installation would copy out of date."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
