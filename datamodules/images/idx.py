@@ -5,12 +5,10 @@ torchvision's reader takes unpacked files in a folder of its own layout alone.
 
 from __future__ import annotations
 
-import copy
 import gzip
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +16,7 @@ from PIL import Image
 
 from datamodules.files.text_files import read_file
 from datamodules.files.values import refuse
+from datamodules.images.cifar100 import PixelRows
 from datamodules.images.classification import ClassificationDataModule, Sample, make_sample
 from datamodules.images.transforms import Augmentation, PaperAugmentation, Transform
 from datamodules.loading.sampling import SeededDataset
@@ -86,7 +85,7 @@ class FashionMNISTDataModule(ClassificationDataModule):
         refuse(path, {rule: images.shape != shape or not len(labels)})
         wrong = np.flatnonzero(labels >= len(CLASSES))[:1].tolist()
         refuse(path, {f"has labels above {len(CLASSES) - 1} beside it, at": wrong})
-        rows = GreyRows(path, images, labels, transform)
+        rows = GreyRows([path], [images], [labels.astype(np.int64)], transform)
         return self.seeded(rows, rows.path)
 
     def _find(self, name: str) -> Path:
@@ -119,40 +118,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-class GreyRows:
-    """Dataset of grey images in memory.
-
-    Args:
-        file: File of the images.
-        images: Pixels (N, H, W).
-        labels: Classes (N,).
-        transform: Turns an RGB image into a tensor.
-    """
-
-    def __init__(
-        self,
-        file: Path,
-        images: NDArray[np.uint8],
-        labels: Sequence[int] | NDArray[np.uint8],
-        transform: Transform,
-    ) -> None:
-        self.file, self.images, self.transform = file, images, transform
-        self.labels = np.asarray(labels, np.int64)
-        self.rows: NDArray[np.int64] = np.arange(len(images))  # in the file
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def select(self, indices: NDArray[np.int64]) -> Self:
-        """Return the dataset of some of the rows."""
-        part = copy.copy(self)
-        part.rows = self.rows[indices]
-        part.images, part.labels = self.images[indices], self.labels[indices]
-        return part
-
-    def path(self, index: int) -> str:
-        """Return the file and row of a sample, for error messages."""
-        return f"{self.file}, row {self.rows[index]}"
+class GreyRows(PixelRows):
+    """Dataset of grey images (N, H, W) in memory."""
 
     def __getitem__(self, index: int, /) -> Sample:
         """Return ``image`` (3, H, W), ``label`` and ``sample_id``."""
