@@ -115,7 +115,7 @@ class GroupedCrossMapping(ChannelMapping):
         check_range("rounds", rounds, 1, 2 if pairing == "anti" else groups)
         check_divisor("g1", groups, dim, hidden)
         check_divisor("g1 * rounds", groups * rounds, hidden)
-        self.dim, self.hidden = dim, hidden
+        self.dim, self.hidden, self.pairing = dim, hidden, pairing
         self.blocks = tuple(
             MatrixBlock(w, _source(s, w, groups, pairing) * (dim // groups))
             for s in range(rounds)
@@ -135,11 +135,13 @@ class GroupedCrossMapping(ChannelMapping):
 
     def dense_weight(self) -> Tensor:
         """Return the (h, C) matrix, with zeros where an output skips an input."""
-        _, rows, width = self.weight.shape
-        dense = self.weight.new_zeros(len(self.blocks), rows, self.dim)
-        for position, (index, start) in enumerate(self.blocks):
-            dense[position, :, start : start + width] = self.weight[index]
-        return dense.flatten(0, 1)
+        # In few operations, as a GPU takes longer to start one than to compute it.
+        diagonal = torch.diag_embed(self.weight.permute(1, 2, 0), dim1=0, dim2=2)
+        later = (
+            diagonal.flip(2) if self.pairing == "anti" else diagonal.roll(s, dims=2)
+            for s in range(1, len(self.blocks) // len(self.weight))
+        )
+        return torch.cat([diagonal, *later]).flatten(2).flatten(0, 1)
 
 
 class BlockDiagonalMapping(GroupedCrossMapping):
@@ -202,11 +204,25 @@ class OverlappedCycleMapping(ChannelMapping):
 
     def dense_weight(self) -> Tensor:
         """Return the (h, C) matrix, with zeros where an output skips an input."""
+        groups = len(self.blocks)
+        if self.dim % groups == 0 and self.hidden % groups == 0:
+            return _shifted(torch.stack([*self.weights]).unflatten(2, (-1, self.dim // groups)))
         rows = []
         for block, weight in zip(self.blocks, self.weights, strict=True):
             padded = F.pad(weight, (0, self.dim - weight.shape[1]))
             rows.append(padded.roll(block.start, dims=1))
         return torch.cat(rows)
+
+
+def _shifted(weights: Tensor) -> Tensor:
+    """Return OCCM's matrix of weights (G, h / G, K, C / G): those of group g begin at run g."""
+    groups, _, window, _ = weights.shape
+    weights = weights.permute(1, 3, 0, 2)
+    gap = weights.new_zeros(*weights.shape[:3], groups - window)
+    # Each row is read twice, from a place that moves back by one from row to row.
+    rows = torch.cat([weights, gap, weights, gap], dim=3).flatten(2)[..., groups:]
+    shifted = rows.unflatten(2, (groups, -1))[..., :groups]
+    return shifted.permute(2, 0, 3, 1).flatten(2).flatten(0, 1)
 
 
 def balanced_runs(width: int, groups: int) -> list[int]:
