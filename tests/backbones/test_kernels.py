@@ -123,7 +123,7 @@ from backbones.fast import library
 library.compiled_file = lambda portable: Path({str(target)!r} if portable else "none")
 from tests.backbones import test_kernels_mixers
 print(library.status())
-test_kernels_mixers.test_products_of_all_widths_equal_torch(25)
+test_kernels_mixers.test_gated_operator_equals_torch("afbo", {{}}, (1, 5, 6))
 test_kernels_mixers.test_branched_operators_equal_torch("iffn", {{}}, (5, 6), True)
 """
     text = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
