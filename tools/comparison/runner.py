@@ -60,7 +60,10 @@ class Comparison:
     pace: list[tuple[float, float]] = field(default_factory=list)
 
     def planned(self) -> Iterator[Run]:
-        """Yield the runs of the plan: of each cell those that choose rates, then its blocks."""
+        """Yield the runs of the plan: of each cell those that choose rates, then its blocks.
+
+        Where another rate than the recipe's was chosen, runs with the recipe's follow.
+        """
         for cell in self.cells:
             mixers = [mixer for mixer in self.mixers if mixer.label in cell.networks]
             if len(self.plan.rates) > 1:
@@ -70,6 +73,10 @@ class Comparison:
             for seed in range(self.plan.seeds):
                 for mixer in mixers:
                     yield self._run("final", mixer, cell, mixer.first_seed + seed, 1.0)
+            for seed in range(self.plan.seeds):
+                for mixer in (m for m in mixers if not m.first_seed):
+                    if self.chosen_factor(mixer.label, cell.key) not in (None, 1.0):
+                        yield self._run("untuned", mixer, cell, seed, 1.0)
 
     def _run(self, stage: Any, mixer: Entry, cell: CellPlan, seed: int, factor: float) -> Run:
         return Run(
@@ -79,7 +86,7 @@ class Comparison:
 
     def settled(self, run: Run) -> Run | None:
         """Return a planned run with its chosen rate; None if all rates of its mixer failed."""
-        if run.stage == "tune" or len(self.plan.rates) == 1:
+        if run.stage != "final" or len(self.plan.rates) == 1:
             return run
         factor = self.chosen_factor(run.mixer, run.cell)
         return None if factor is None else run.model_copy(update={"factor": factor})
@@ -202,7 +209,7 @@ class Comparison:
         """
         name = f"{config.task_name}/{config_network_name(config.backbone)}"
         places = [self.folder / "runs"]
-        if run.stage == "final":
+        if run.stage in ("final", "untuned"):
             places += [Path(self.plan.output_dir), *self.folder.parent.glob("*/runs")]
         paths = {path.parent.resolve() for p in places for path in p.glob(f"{name}/*/{CONFIG}")}
         stopped = None

@@ -106,6 +106,8 @@ def describe_plan(comparison: Comparison, earlier: Sequence[Run]) -> None:
     count_done = len(planned) - len(open_runs)
     part = f", {tuning} of them to choose rates" if tuning else ""
     say(f"{counted(len(planned), 'run')}{part}; {count_done} done, {format_seconds(seconds)} left")
+    if tuning:
+        say("  where another rate than the recipe's is chosen, the recipe's is run as well")
     for mixer in comparison.mixers:
         lines = [
             f"  {DAGGER} {mixer.label} in {cell.host}: {line}"
@@ -148,8 +150,13 @@ def expected_deviation(comparison: Comparison) -> tuple[float, str]:
     return plan.region or ASSUMED, "assumed; pass deviation="
 
 
-def run_plan(comparison: Comparison) -> None:
-    """Do the runs that are missing, in the order of the plan; failed ones are tried again."""
+def run_plan(comparison: Comparison, *, tables: bool = True) -> None:
+    """Do the runs that are missing, in the order of the plan; failed ones are tried again.
+
+    Args:
+        comparison: The plan.
+        tables: Print the standing table after each cell.
+    """
     total = len(list(comparison.planned()))
     for number, planned in enumerate(comparison.planned(), start=1):
         run = comparison.settled(planned)
@@ -170,7 +177,8 @@ def run_plan(comparison: Comparison) -> None:
             earlier = ", made before" if result.reused else ""
             say(f"  {plan.primary} {result.value:.4g}{earlier}  {result.folder}")
         following = next(iter(comparison.remaining()), None)
-        if following is not None and (following.cell, following.stage) != (run.cell, run.stage):
+        ended = following and (following.cell, following.stage) != (run.cell, run.stage)
+        if tables and ended:
             show(make_table(comparison, intervals=False))
 
 
