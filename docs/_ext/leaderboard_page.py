@@ -112,7 +112,9 @@ def _verdicts(
     plan, values = leaderboard.plan, leaderboard.values()
     ranks, cells = mean_ranks(values, plan.sign), leaderboard.cells
     rows = []
-    for label in sorted(values, key=lambda label: -ours[label].mean if label in ours else 0.0):
+    differences = {label: effect.mean for label, effect in ours.items() if effect.cells}
+    order = sorted(values, key=lambda label: differences.get(label, 0.0), reverse=True)
+    for label in order:
         effect, outside = ours.get(label), wider.get(label)
         mark = "" if all(values[label].get(cell) for cell in cells) else f" {MISSING}"
         known = effect is not None and math.isfinite(effect.low)

@@ -23,9 +23,9 @@ GRID = ("host=deit_t,swin_t", "data=sample_classification,cifar10", "seeds=4", "
 SMALL = tuple(word for word in SHORTEST if not word.startswith("task="))
 
 
-def made(folder, *words, effects=None, seed=0, code=1.0, refused=(), fingerprint="a"):
+def made(folder, *words, effects=None, seed=0, code=1.0, fingerprint="a", precision="32-true"):
     """A comparison whose runs have ended on some machine."""
-    comparison = comparison_of(folder, *GRID, *words, refused=refused)
+    comparison = comparison_of(folder, *GRID, *words)
     for cell in comparison.cells:
         cell.prints["val"] = fingerprint
         cell.samples = {"train": 100, "val": 40}
@@ -36,7 +36,7 @@ def made(folder, *words, effects=None, seed=0, code=1.0, refused=(), fingerprint
         summary = {
             "metrics": {"top1": run.value}, "parameters": 100, "backbone_macs": 1000,
             "seconds": 2.0, "task": "classification", "mode": "fit", "git_commit": "abc",
-            "device": "a processor", "precision": "32-true", "learning_rate": 1e-3,
+            "device": "a processor", "precision": precision, "learning_rate": 1e-3,
             "data": {"samples": {"train": 100, "val": 40}},
             "fingerprint": {"output": [code, 0.5]},
         }  # fmt: skip
@@ -128,6 +128,7 @@ def test_rows_of_other_code_are_replaced(tmp_path, said):
     ("words", "facts", "message"),
     [
         ((), {"fingerprint": "b"}, "deit_t on sample_classification has other data"),
+        ((), {"precision": "bf16-mixed"}, "trainer.precision: 32-true there, bf16-mixed here"),
         (("data.image_size=32",), {}, "data.image_size: None there, 32 here"),
         (("metric=top5",), {}, "primary: top1 there, top5 here"),
         (("host=deit_s",), {}, "deit_s on sample_classification is none of its cells"),

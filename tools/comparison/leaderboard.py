@@ -234,6 +234,7 @@ def publish(source: Path, folder: Path, say: Callable[[str], None]) -> None:
     leaderboard = _opened(folder, plan, facts, registered)
     labels = _labels(leaderboard, plan, facts)
     rows, lost_runs = _rows(_comparison(plan, source, journal), labels, registered.hash)
+    _check_precision(leaderboard, rows)
     outdated = _outdated(leaderboard, rows)
     for key in outdated:
         del leaderboard.rows[key]
@@ -306,6 +307,15 @@ def _check_equal(
             name = f"{key} of {place}" if place else key
             values = f"{before.get(key)} there, {now.get(key)} here"
             raise _mismatch(leaderboard, f"{name}: {values}")
+
+
+def _check_precision(leaderboard: Leaderboard, rows: Sequence[Row]) -> None:
+    """Raise ValueError if rows were trained in another precision than published ones."""
+    precisions = {row.precision for row in leaderboard.rows.values()}
+    for row in rows:
+        if precisions and row.precision not in precisions:
+            values = f"{', '.join(sorted(precisions))} there, {row.precision} here"
+            raise _mismatch(leaderboard, f"trainer.precision: {values}")
 
 
 def _mismatch(leaderboard: Leaderboard, reason: str) -> ValueError:
