@@ -49,8 +49,16 @@ def pages(folder: Path = FOLDER) -> dict[str, str]:
         if leaderboard is not None and leaderboard.plan.baseline in leaderboard.values():
             name = path.parent.relative_to(folder).as_posix()
             place = f"../{folder.name}" + (f"/{name}" if name != "." else "")
-            parts += ([f"## {name}"] if name != "." else []) + _parts(leaderboard, place)
+            sections = _parts(leaderboard, place)
+            if name != ".":
+                sections = [f"## {name}", *(_lowered(section) for section in sections)]
+            parts += sections
     return {"leaderboard": "\n\n".join([TITLE, INTRODUCTION, *parts]) + "\n"} if parts else {}
+
+
+def _lowered(section: str) -> str:
+    """Return a section of a part of the page, with its heading a level below the part's."""
+    return f"#{section}" if section.startswith("## ") else section
 
 
 def _parts(leaderboard: Leaderboard, place: str) -> list[str]:
@@ -62,15 +70,15 @@ def _parts(leaderboard: Leaderboard, place: str) -> list[str]:
     )
     return [
         _summary(leaderboard, ours),
-        "### Verdicts",
+        "## Verdicts",
         _sortable(_verdicts(leaderboard, place, ours, wider)),
         legend,
-        "### Cells",
+        "## Cells",
         f"Mean of {plan.primary} over the runs of a cell.",
         _sortable(_cells(leaderboard)),
-        "### Error of a cell",
+        "## Error of a cell",
         _deviations(leaderboard),
-        "### Plans",
+        "## Plans",
         _plans(leaderboard, place),
     ]
 
