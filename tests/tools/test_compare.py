@@ -31,9 +31,10 @@ from tools.comparison.plan import (
     plan_changes,
     read_plan,
 )
-from tools.comparison.register import locked, read_registered
+from tools.comparison.register import locked, read_cell, read_registered, write_cell
 from tools.comparison.table import make_table, read_answers
 from tools.comparison.work import describe_plan, expected_deviation, show
+from tools.runs.source import read_source
 
 SMALL = tuple(word for word in SHORTEST if not word.startswith("task="))
 
@@ -258,6 +259,18 @@ def test_other_data_are_refused(tmp_path):
         registered_text(comparison, begun=True)
 
 
+def test_measured_cells_are_kept_for_the_same_code_and_words(tmp_path):
+    cell = comparison_of(tmp_path).cells[0]
+    words = [["task=classification", "backbone=deit_t"], ["steps"]]
+    for commit in (None, "abc-dirty"):  # other code may have the same name
+        write_cell(tmp_path, words, commit, cell)
+        assert read_cell(tmp_path, words, commit) is None
+    write_cell(tmp_path, words, "abc", cell)
+    assert read_cell(tmp_path, words, "abc") == cell
+    assert read_cell(tmp_path, words, "abd") is None
+    assert read_cell(tmp_path, [*words, ["seed=1"]], "abc") is None
+
+
 def test_plan_changes_name_both_values():
     assert plan_changes("a: 1\nb: {c: 2}\n", "a: 1\nb: {d: 3}\n") == [
         "b.d: None before, 3 now", "b.c: 2 before, None now"
@@ -459,11 +472,15 @@ def test_a_killed_command_continues_and_reuses_runs(tmp_path):
     registered = json.loads((journal.parent / "registered.json").read_text())
     assert registered["deviations"] == []
     # Another seed is added, and another comparison finds all runs of this one.
-    more = typed(tmp_path, "seeds=3", "name=more")
+    more = typed(tmp_path, "seeds=3", "name=more", "jobs=2")
     ended = subprocess.run(more, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("made before: ") == 10
     assert len(Journal(tmp_path / "comparisons/more").finished()) == 15
+    # What was measured is kept: the third command starts at once.
+    ended = subprocess.run(more, capture_output=True, text=True, timeout=900)
+    is_clean = not (read_source().commit or "-dirty").endswith("-dirty")
+    assert ("measuring" in ended.stdout) is not is_clean
 
 
 @pytest.mark.slow

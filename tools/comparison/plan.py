@@ -60,6 +60,7 @@ class Plan(BaseModel):
         equivalence: Differences up to this size count as none, in the metric's unit.
         held_out: Share of the training samples that chooses the rate.
         deviation: Expected deviation of a seed, in the metric's unit, for the smallest difference.
+        jobs: Runs side by side.
         name: Of the folder in <output_dir>/comparisons.
         output_dir: Where runs are looked for, and the folder is.
         options: Words of run.py for all runs.
@@ -80,6 +81,7 @@ class Plan(BaseModel):
     equivalence: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
     deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    jobs: Annotated[int, Field(ge=1)] = 1
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "comparison"
     output_dir: str = "outputs"
     options: list[str] = []
@@ -151,8 +153,8 @@ class Plan(BaseModel):
         return PERCENT in self.family.metric(self.primary).title
 
     def entries(self) -> dict[str, Any]:
-        """Return the plan as plain values, without the name of its folder."""
-        return self.model_dump(exclude={"name", "output_dir"})
+        """Return the plan as plain values, without its folder and the runs side by side."""
+        return self.model_dump(exclude={"name", "output_dir", "jobs"})
 
 
 @dataclass(frozen=True)
@@ -235,9 +237,9 @@ def _value(key: str, value: Any) -> Any:
         return [_value("rate", item) for item in items] if key == "rates" else items
     if not isinstance(value, str) and key != "rate":
         return value
-    if key in ("seeds", "equivalence", "held_out", "deviation", "rate"):
+    if key in ("seeds", "jobs", "equivalence", "held_out", "deviation", "rate"):
         try:
-            return int(value) if key == "seeds" else float(value)
+            return int(value) if key in ("seeds", "jobs") else float(value)
         except (TypeError, ValueError):
             name = "rates" if key == "rate" else key
             raise ValueError(f"{name}={value} must be a number") from None

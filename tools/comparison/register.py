@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from backbones.options.schemas import validate
 from tasks.engine.run_folder.atomic_writes import write_whole
@@ -24,8 +25,9 @@ from tools.comparison.plan import (
     plan_hash,
     plan_text,
 )
+from tools.runs.source import DIRTY
 
-PLAN, REGISTERED, LOCK = "plan.yaml", "registered.json", "lock"
+PLAN, REGISTERED, LOCK, CELLS = "plan.yaml", "registered.json", "lock", "cells.json"
 
 
 class Registered(BaseModel):
@@ -67,6 +69,38 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def read_cell(folder: Path, words: Sequence[Sequence[str]], commit: str | None) -> CellPlan | None:
+    """Return a cell as an earlier command measured it; None if it did not, or with other code.
+
+    Args:
+        folder: Folder of the comparison.
+        words: Of the cell's runs.
+        commit: Of today's code.
+    """
+    entry = _read_cells(folder).get(_cell_key(words, commit)) if commit else None
+    return None if entry is None else TypeAdapter(CellPlan).validate_python(entry)
+
+
+def write_cell(
+    folder: Path, words: Sequence[Sequence[str]], commit: str | None, cell: CellPlan
+) -> None:
+    """Keep a measured cell for later commands, which need not measure it again."""
+    if commit and not commit.endswith(DIRTY):
+        entries = _read_cells(folder) | {_cell_key(words, commit): asdict(cell)}
+        write_whole(folder / CELLS, json.dumps(entries) + "\n")
+
+
+def _read_cells(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(read_json(folder / CELLS))
+    except FileNotFoundError:
+        return {}
+
+
+def _cell_key(words: Sequence[Sequence[str]], commit: str | None) -> str:
+    return plan_hash(json.dumps([commit, *map(list, words)]))
 
 
 def fixed_entries(

@@ -1,15 +1,10 @@
-"""The runs of a comparison, one after the other, by the command that a user types."""
+"""The runs of a comparison, by the words that a user types."""
 
 from __future__ import annotations
 
 import math
-import shlex
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +17,14 @@ from tasks.engine.run_folder.saved_runs import CONFIG
 from tasks.engine.run_folder.schemas import read_summary
 from tools.cli.grammar import format_value
 from tools.cli.network_names import config_network_name
-from tools.cli.paths import ROOT
 from tools.comparison.cells import CellPlan, compose_run, run_words
 from tools.comparison.journal import Journal, Run
 from tools.comparison.plan import TUNING_SEED, Entry, Plan
+from tools.comparison.workers import Workers
 from tools.runs.folder import LATEST, differences
 from tools.runs.lock import refuse_if_held
 
-START_UP = 15.0  # seconds of a run besides its steps, until some are known
+START_UP = 5.0  # seconds of a run besides its steps, until some are known
 RUN_FOLDER = "Run folder: "
 
 
@@ -59,6 +54,9 @@ class Comparison:
     report: Callable[[str], None]
     pace: list[tuple[float, float]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.folders_before = self._list_folders()
+
     def planned(self) -> Iterator[Run]:
         """Yield the runs of the plan: of each cell those that choose rates, then its blocks.
 
@@ -73,7 +71,7 @@ class Comparison:
             for seed in range(self.plan.seeds):
                 for mixer in mixers:
                     yield self._run("final", mixer, cell, mixer.first_seed + seed, 1.0)
-            for seed in range(self.plan.seeds):
+            for seed in range(self.plan.seeds if len(self.plan.rates) > 1 else 0):
                 for mixer in (m for m in mixers if not m.first_seed):
                     if self.chosen_factor(mixer.label, cell.key) not in (None, 1.0):
                         yield self._run("untuned", mixer, cell, seed, 1.0)
@@ -156,7 +154,7 @@ class Comparison:
     def made_before(self) -> list[Run]:
         """Return the planned runs that equal a run made before, with its results."""
         runs = []
-        for run in (self.settled(planned) for planned in self.planned()):
+        for run in map(self.settled, self.planned() if self.folders_before else ()):
             if run is None or self.journal.completed(run) is not None:
                 continue
             cell = next(cell for cell in self.cells if cell.key == run.cell)
@@ -165,22 +163,31 @@ class Comparison:
                 runs.append(self._earlier_result(run, finished))
         return runs
 
-    def start(self, run: Run) -> Run:
-        """Do a run, continue one that was stopped, or take one that was made before."""
+    def start(self, run: Run, workers: Workers) -> Run | None:
+        """Start a run or continue one that was stopped; return one that was made before."""
         words = self.words(run)
-        config = compose_run(words)
         cell = next(cell for cell in self.cells if cell.key == run.cell)
-        finished, stopped = self._earlier(config, cell, run)
+        finished, stopped = self._earlier(compose_run(words), cell, run)
         if finished is not None:
             return self._earlier_result(run, finished)
         if stopped is not None:
             words += ["resume=true", f"ckpt={stopped}"]
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
-        number = len(list(logs.iterdir()))
-        log = logs / f"{number:05d}.log"
+        log = logs / f"{len(list(logs.iterdir())):05d}.log"
+        log.touch()
         expected, started = self.estimate(run), time.monotonic()
-        status = _execute([sys.executable, str(ROOT / "tools" / "run.py"), *words], log)
+
+        def result(status: int) -> Run:
+            if status == 0:
+                self.pace.append((time.monotonic() - started, expected))
+            return self._result(run, status, log)
+
+        workers.start(words, log, result)
+        return None
+
+    def _result(self, run: Run, status: int, log: Path) -> Run:
+        """Return a run that ended, by its exit status and output."""
         lines = log.read_text(errors="replace").strip().splitlines()
         if status in STATUSES:
             raise KeyboardInterrupt
@@ -190,8 +197,11 @@ class Comparison:
         if status:
             reason = (lines[-1] if lines else f"exit status {status}").removeprefix("error: ")
             return run.model_copy(update={"status": "failed", "reason": reason[:300]})
-        self.pace.append((time.monotonic() - started, expected))
         folder = Path(lines[-1].removeprefix(RUN_FOLDER)).resolve()
+        cell = next(cell for cell in self.cells if cell.key == run.cell)
+        if run.stage != "tune" and not _has_data(read_summary(folder / "summary.json"), cell):
+            reason = "its data differ from those of the plan; restore them, or pass another name="
+            return run.model_copy(update={"status": "failed", "reason": reason})
         return _with_results(run, folder, self.plan.primary)
 
     def _earlier_result(self, run: Run, folder: Path) -> Run:
@@ -207,13 +217,12 @@ class Comparison:
         Raises:
             ValueError: The run goes on in another process.
         """
-        name = f"{config.task_name}/{config_network_name(config.backbone)}"
-        places = [self.folder / "runs"]
-        if run.stage in ("final", "untuned"):
-            places += [Path(self.plan.output_dir), *self.folder.parent.glob("*/runs")]
-        paths = {path.parent.resolve() for p in places for path in p.glob(f"{name}/*/{CONFIG}")}
+        name = config_network_name(config.backbone)
+        ours = (self.folder / "runs").resolve()
         stopped = None
-        for folder in sorted((p for p in paths if p.name != LATEST), key=str, reverse=True):
+        for folder in self.folders_before.get(name, ()):
+            if run.stage in ("tune", "repeat") and not folder.is_relative_to(ours):
+                continue
             try:
                 if differences(folder, config):
                     continue
@@ -222,20 +231,39 @@ class Comparison:
             summary = _summary(folder)
             if summary is not None and self._is_same(summary, cell, run):
                 return folder, None
-            if summary is None and folder.is_relative_to((self.folder / "runs").resolve()):
+            if summary is None and folder.is_relative_to(ours):
                 refuse_if_held(folder)  # by a run whose comparison was killed
                 if any(folder.glob("checkpoints/*.ckpt")):
                     stopped = stopped or folder
         return None, stopped
 
+    def _list_folders(self) -> dict[str, list[Path]]:
+        """Return the run folders of before that have no row here, newest first, by network."""
+        others = [Path(self.plan.output_dir), *self.folder.parent.glob("*/runs")]
+        rows = {run.folder and Path(run.folder).resolve() for run in self.journal.finished()}
+        paths = {
+            path.parent.resolve()
+            for place in (self.folder / "runs", *others)
+            for path in place.glob(f"{self.plan.task}/*/*/{CONFIG}")
+        }
+        folders: dict[str, list[Path]] = {}
+        for path in sorted(paths - rows, key=str, reverse=True):
+            if path.name != LATEST:
+                folders.setdefault(path.parent.name, []).append(path)
+        return folders
+
     def _is_same(self, summary: dict[str, Any], cell: CellPlan, run: Run) -> bool:
-        data = summary.get("data") or {}
-        prints, samples = data.get("fingerprints") or {}, data.get("samples") or {}
         is_code = _code_change(summary, cell.networks[run.mixer].answers) is None
-        if run.stage == "tune":
-            return is_code  # in the folder of this comparison, whose data are unchanged
-        is_data = all(prints[name] == cell.prints.get(name) for name in prints)
-        return is_code and bool(prints) and is_data and samples == cell.samples
+        # A tuning is one of this comparison, whose data are unchanged.
+        return is_code and (run.stage == "tune" or _has_data(summary, cell))
+
+
+def _has_data(summary: dict[str, Any], cell: CellPlan) -> bool:
+    """Return True if a run had the data of a cell."""
+    data = summary.get("data") or {}
+    prints, samples = data.get("fingerprints") or {}, data.get("samples") or {}
+    is_data = all(prints[name] == cell.prints.get(name) for name in prints)
+    return bool(prints) and is_data and samples == cell.samples
 
 
 def _summary(folder: Path) -> dict[str, Any] | None:
@@ -271,33 +299,3 @@ def _with_results(run: Run, folder: Path, metric: str, *, reused: bool = False) 
         )  # fmt: skip
         facts |= {"status": "failed", "reason": reason}
     return run.model_copy(update=facts)
-
-
-def _execute(command: Sequence[str], log: Path) -> int:
-    """Run a command with its output in a file; it ends with this process, saving what it has."""
-    with log.open("w") as file:
-        file.write(f"$ {shlex.join(command)}\n")
-        file.flush()
-        with _ending_by_signals():
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-            try:
-                return process.wait()
-            except BaseException:
-                process.terminate()  # run.py saves a checkpoint
-                process.wait()
-                raise
-
-
-@contextmanager
-def _ending_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this process as Ctrl-C does."""
-
-    def end(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -22,13 +22,16 @@ from tools.comparison.register import (
     Registered,
     fixed_entries,
     locked,
+    read_cell,
     read_registered,
     register,
+    write_cell,
     write_registered,
 )
 from tools.comparison.runner import Comparison
 from tools.comparison.statistics import error_variances, visible_difference
 from tools.comparison.table import DAGGER, Table, make_table
+from tools.comparison.workers import Workers, ending_by_signals
 from tools.runs.source import read_source
 
 ASSUMED = 0.5  # deviation of a seed where nothing is known, in points
@@ -50,7 +53,8 @@ def compare(plan: Plan, only: str = "") -> None:
         for entry in data:
             compose_run(run_words(plan, host, entry, baseline))
     with locked(plan.folder):
-        cells = [_measured(plan, host, entry, mixers) for host in hosts for entry in data]
+        commit = read_source().commit
+        cells = [_measured(plan, host, entry, mixers, commit) for host in hosts for entry in data]
         journal = Journal(plan.folder)
         comparison = Comparison(plan, mixers, hosts, data, cells, plan.folder, journal, say)
         begun, outdated = bool(journal.runs), comparison.outdated()
@@ -58,7 +62,7 @@ def compare(plan: Plan, only: str = "") -> None:
         describe_plan(comparison, earlier)
         if only == "plan":
             return
-        settings = fixed_entries(plan, mixers, cells, read_source().commit)
+        settings = fixed_entries(plan, mixers, cells, commit)
         if only == "table":
             registered = read_registered(plan.folder)
             if registered is None:
@@ -80,9 +84,15 @@ def say(line: str) -> None:
     print(printable(line), flush=True)
 
 
-def _measured(plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry]) -> CellPlan:
-    say(f"measuring {len(mixers)} networks of {host.label} on {data.label}")
-    cell = measure_cell(plan, host, data, mixers)
+def _measured(
+    plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry], commit: str | None
+) -> CellPlan:
+    words = [run_words(plan, host, data, mixer) for mixer in mixers] + [[plan.budget]]
+    cell = read_cell(plan.folder, words, commit)
+    if cell is None:
+        say(f"measuring {len(mixers)} networks of {host.label} on {data.label}")
+        cell = measure_cell(plan, host, data, mixers)
+        write_cell(plan.folder, words, commit, cell)
     for label, reason in cell.refused.items():
         say(f"  {label} does not fit: {reason}")
     return cell
@@ -101,7 +111,7 @@ def describe_plan(comparison: Comparison, earlier: Sequence[Run]) -> None:
     open_runs = [run for run in comparison.remaining() if run.key not in keys]
     for run in earlier:
         say(f"made before: {run}  {run.folder}")
-    seconds = sum(comparison.estimate(run) for run in open_runs)
+    seconds = sum(comparison.estimate(run) for run in open_runs) / plan.jobs
     tuning = sum(run.stage == "tune" for run in planned)
     count_done = len(planned) - len(open_runs)
     part = f", {tuning} of them to choose rates" if tuning else ""
@@ -157,29 +167,50 @@ def run_plan(comparison: Comparison, *, tables: bool = True) -> None:
         comparison: The plan.
         tables: Print the standing table after each cell.
     """
-    total = len(list(comparison.planned()))
-    for number, planned in enumerate(comparison.planned(), start=1):
-        run = comparison.settled(planned)
-        if run is None:
-            failed = {"status": "failed", "reason": "no rate of its mixer gave a result"}
-            comparison.journal.add(planned.model_copy(update=failed))
-            continue
-        if comparison.journal.completed(run) is not None:
-            continue
-        seconds_left = sum(comparison.estimate(later) for later in comparison.remaining())
-        say(f"{number} of {total}: {run} ({format_seconds(seconds_left)} left)")
-        result = comparison.start(run)
-        comparison.journal.add(result)
-        plan = comparison.plan
-        if result.status == "failed":
-            say(f"  failed: {result.reason}")
-        else:
-            earlier = ", made before" if result.reused else ""
-            say(f"  {plan.primary} {result.value:.4g}{earlier}  {result.folder}")
-        following = next(iter(comparison.remaining()), None)
-        ended = following and (following.cell, following.stage) != (run.cell, run.stage)
-        if tables and ended:
-            show(make_table(comparison, intervals=False))
+    plan, total = comparison.plan, len(list(comparison.planned()))
+    workers = Workers(plan.jobs)
+    started: list[Run] = []
+    with ending_by_signals():
+        try:
+            for number, planned in enumerate(comparison.planned(), start=1):
+                # The rate of a run is chosen by those before it.
+                waits = planned.stage == "final" and any(run.stage == "tune" for run in started)
+                for result in workers.results(0 if waits else plan.jobs - 1):
+                    _note(comparison, result)
+                started = started if workers.processes else []
+                run = comparison.settled(planned)
+                if run is None:
+                    failed = {"status": "failed", "reason": "no rate of its mixer gave a result"}
+                    comparison.journal.add(planned.model_copy(update=failed))
+                    continue
+                if comparison.journal.completed(run) is not None:
+                    continue
+                step = (started[-1].cell, started[-1].stage) if started else None
+                if tables and step not in (None, (run.cell, run.stage)):
+                    show(make_table(comparison, intervals=False))
+                left = sum(comparison.estimate(later) for later in comparison.remaining())
+                say(f"{number} of {total}: {run} ({format_seconds(left / plan.jobs)} left)")
+                earlier = comparison.start(run, workers)
+                if earlier is not None:
+                    _note(comparison, earlier)
+                else:
+                    started.append(run)
+            for result in workers.results(0):
+                _note(comparison, result)
+        except BaseException:
+            workers.stop()
+            raise
+
+
+def _note(comparison: Comparison, run: Run) -> None:
+    """Keep a run that ended, and print its result."""
+    comparison.journal.add(run)
+    name = f"{run}: " if comparison.plan.jobs > 1 else ""
+    if run.status == "failed":
+        say(f"  {name}failed: {run.reason}")
+    else:
+        earlier = ", made before" if run.reused else ""
+        say(f"  {name}{comparison.plan.primary} {run.value:.4g}{earlier}  {run.folder}")
 
 
 def show(table: Table) -> None:
