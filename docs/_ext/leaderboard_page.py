@@ -14,6 +14,7 @@ from tools.comparison.leaderboard import FOLDER, Leaderboard, file_name, read_le
 from tools.comparison.plan import AGAIN, CONTROLS, OWN
 from tools.comparison.register import PLAN
 from tools.comparison.statistics import (
+    Cell,
     Effect,
     beyond,
     error_variances,
@@ -37,6 +38,7 @@ LEGEND = """* difference: from {baseline} in {metric}, mean over cells, above 0 
   {region:g} count as none
 * beyond: verdict about other hosts and data sets, with hosts and data sets as clusters
 * rank: mean over cells, 1 for the best
+* sensitivity: best minus worst learning rate on held-out training samples, where rates were tuned
 * parameters, MACs: over those of {baseline}, geometric mean over cells
 * {missing} some cells are missing; the mixer is compared on its own cells"""
 
@@ -120,6 +122,7 @@ def _verdicts(
     plan, values = leaderboard.plan, leaderboard.values()
     ranks, cells = mean_ranks(values, plan.sign), leaderboard.cells
     rows = []
+    tuned = any(row.stage == "tune" for row in leaderboard.rows.values())
     differences = {label: effect.mean for label, effect in ours.items() if effect.cells}
     order = sorted(values, key=lambda label: differences.get(label, 0.0), reverse=True)
     for label in order:
@@ -136,11 +139,21 @@ def _verdicts(
             *(_ratio(leaderboard, label, name) for name in ("parameters", "macs")),
             len([cell for cell in cells if values[label].get(cell)]),
             sum(map(len, values[label].values())),
+            *([_sensitivity(leaderboard, label)] if tuned else []),
             _role(plan.baseline, label),
         ])  # fmt: skip
     head = ["mixer", "difference", "95 %", "within", "beyond", "rank", "parameters", "MACs",
-            "cells", "runs", "control"]  # fmt: skip
+            "cells", "runs", *(["sensitivity"] if tuned else []), "control"]  # fmt: skip
     return table(head, rows)
+
+
+def _sensitivity(leaderboard: Leaderboard, label: str) -> str:
+    """Return the best minus the worst rate's metric on held-out samples, mean over cells."""
+    tuned: dict[Cell, list[float]] = {}
+    for row in leaderboard.rows.values():
+        if row.stage == "tune" and row.mixer == label:
+            tuned.setdefault(row.cell, []).append(row.value)
+    return _mean([max(values) - min(values) for values in tuned.values()])
 
 
 def _role(baseline: str, label: str) -> str:

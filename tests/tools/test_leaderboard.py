@@ -92,6 +92,29 @@ def test_rows_and_page_of_a_published_comparison(tmp_path, said):
     assert contents(board) == before
 
 
+def test_tuned_rates_and_parts_of_the_page(tmp_path, said):
+    import leaderboard_page
+
+    comparison, _ = made(tmp_path, "rates=1,4", "host=deit_t", "data=sample_classification")
+    for place in ("leaderboard", "leaderboard/second"):
+        publish(comparison.folder, tmp_path / place, said.append)
+    page = leaderboard_page.pages(tmp_path / "leaderboard")["leaderboard"]
+    headings = re.findall(r"^(#+ .*)", page, re.MULTILINE)
+    names = ("Verdicts", "Cells", "Error of a cell", "Plans")
+    expected = [*(f"## {name}" for name in names), "## second", *(f"### {name}" for name in names)]
+    assert headings == ["# Leaderboard", *expected]
+    assert page.count("[glu](../leaderboard/glu.csv)") == 1
+    assert page.count("[glu](../leaderboard/second/glu.csv)") == 1
+    heads = next(line for line in page.splitlines() if line.startswith("| mixer | difference"))
+    place = heads.split("|").index(" sensitivity ")
+    line = next(line for line in page.splitlines() if line.startswith("| [glu]"))
+    tuned = [run.value for run in comparison.journal.finished("tune") if run.mixer == "glu"]
+    assert float(line.split("|")[place]) == pytest.approx(max(tuned) - min(tuned), abs=0.005)
+    assert {row.stage for row in read_leaderboard(tmp_path / "leaderboard").rows.values()} >= {
+        "tune", "final"
+    }  # fmt: skip
+
+
 def test_another_machine_adds_rows_and_missing_cells_stay_missing(tmp_path, said):
     import leaderboard_page
 
