@@ -166,7 +166,7 @@ def _show(leaderboard: Leaderboard, verification: Verification, rows: Sequence[R
         record: Record = {"host": cell[0], "data": cell[1], "published": float(np.mean(published)),
                           "interval": None, "here": mean, "runs": len(results[cell]),
                           "falls": None}  # fmt: skip
-        if cell in variances:
+        if cell in variances and variances[cell][0]:  # else the deviation of a seed is unknown
             ends = repeat_interval(published, len(results[cell]), *variances[cell], len(cells))
             low, high = np.clip(ends, *leaderboard.plan.bounds).tolist()
             text = f"{low:.2f} to {high:.2f}"
