@@ -39,6 +39,5 @@ html_theme = "furo"
 html_title = "MixerLab"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["sortable.js"]
 html_copy_source = False
 html_show_sourcelink = False

@@ -73,11 +73,11 @@ def _parts(leaderboard: Leaderboard, place: str) -> list[str]:
     return [
         _summary(leaderboard, ours),
         "## Verdicts",
-        _sortable(_verdicts(leaderboard, place, ours, wider)),
+        _verdicts(leaderboard, place, ours, wider),
         legend,
         "## Cells",
         f"Mean of {plan.primary} over the runs of a cell.",
-        _sortable(_cells(leaderboard)),
+        _cells(leaderboard),
         "## Error of a cell",
         _deviations(leaderboard),
         "## Plans",
@@ -216,7 +216,3 @@ def _plans(leaderboard: Leaderboard, place: str) -> str:
         lines += [f"  * deviation: {line}" for line in entry.deviations]
         lines += [f"  * differs: {line}" for line in entry.differences]
     return "\n".join(lines)
-
-
-def _sortable(text: str) -> str:
-    return f":::{{container}} sortable\n\n{text}\n\n:::"
