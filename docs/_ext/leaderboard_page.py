@@ -22,6 +22,7 @@ from tools.comparison.statistics import (
     visible_within,
     within,
 )
+from tools.comparison.table import DAGGER, MISSING
 
 TITLE = "# Leaderboard"
 INTRODUCTION = """Mixers of one kind, compared by `tools/compare.py`: all rows of a cell with the
@@ -30,7 +31,6 @@ explains the verdicts, and how a mixer of yours gets its row. Click on a heading
 
 It shows these mixers in small hosts, trained from scratch for a short time. ImageNet, models of
 usual size, pretraining and other tasks are beyond it, and the order of mixers may differ there."""
-MISSING = "‡"
 PLACES = 2
 LEGEND = """* difference: from {baseline} in {metric}, mean over cells, above 0 is better
 * 95 %: interval of the difference, for all rows together
@@ -40,6 +40,7 @@ LEGEND = """* difference: from {baseline} in {metric}, mean over cells, above 0 
 * rank: mean over cells, 1 for the best
 * sensitivity: best minus worst learning rate on held-out training samples, where rates were tuned
 * parameters, MACs: over those of {baseline}, geometric mean over cells
+* {dagger} the mixer forces other terms on the host than {baseline}, listed below
 * {missing} some cells are missing; the mixer is compared on its own cells"""
 
 
@@ -68,13 +69,18 @@ def _parts(leaderboard: Leaderboard, place: str) -> list[str]:
     ours = within(values, plan.baseline, plan.region, plan.sign)
     wider = beyond(values, plan.baseline, plan.region, plan.sign)
     legend = LEGEND.format(
-        baseline=plan.baseline, metric=plan.primary, region=plan.region, missing=MISSING
+        baseline=plan.baseline,
+        metric=plan.primary,
+        region=plan.region,
+        missing=MISSING,
+        dagger=DAGGER,
     )
     return [
         _summary(leaderboard, ours),
         "## Verdicts",
         _verdicts(leaderboard, place, ours, wider),
         legend,
+        *_terms(leaderboard),
         "## Cells",
         f"Mean of {plan.primary} over the runs of a cell.",
         _cells(leaderboard),
@@ -127,7 +133,8 @@ def _verdicts(
     order = sorted(values, key=lambda label: differences.get(label, 0.0), reverse=True)
     for label in order:
         effect, outside = ours.get(label), wider.get(label)
-        mark = "" if all(values[label].get(cell) for cell in cells) else f" {MISSING}"
+        mark = f" {DAGGER}" if _differing(leaderboard, label) else ""
+        mark += "" if all(values[label].get(cell) for cell in cells) else f" {MISSING}"
         known = effect is not None and math.isfinite(effect.low)
         rows.append([
             f"[{label}]({place}/{file_name(label)}){mark}",
@@ -145,6 +152,29 @@ def _verdicts(
     head = ["mixer", "difference", "95 %", "within", "beyond", "rank", "parameters", "MACs",
             "cells", "runs", *(["sensitivity"] if tuned else []), "control"]  # fmt: skip
     return table(head, rows)
+
+
+def _differing(leaderboard: Leaderboard, label: str) -> dict[str, str]:
+    """Return a mixer's terms by host, where they are others than the baseline's."""
+    terms = {(row.mixer, row.cell): row.terms for row in leaderboard.finals()}
+    baseline = leaderboard.plan.baseline
+    return {
+        cell[0]: terms[label, cell]
+        for cell in leaderboard.cells
+        if terms.get((label, cell), "") != terms.get((baseline, cell), "")
+        and (label, cell) in terms
+        and (baseline, cell) in terms
+    }
+
+
+def _terms(leaderboard: Leaderboard) -> list[str]:
+    """Return the list of mixers with other terms."""
+    lines = [
+        f"* {DAGGER} {label} in {host}: {text}"
+        for label in leaderboard.mixers
+        for host, text in _differing(leaderboard, label).items()
+    ]
+    return ["\n".join(lines)] if lines else []
 
 
 def _sensitivity(leaderboard: Leaderboard, label: str) -> str:

@@ -38,7 +38,8 @@ def made(folder, *words, effects=None, seed=0, code=1.0, fingerprint="a", precis
             "seconds": 2.0, "task": "classification", "mode": "fit", "git_commit": "abc",
             "device": "a processor", "precision": precision, "learning_rate": 1e-3,
             "data": {"samples": {"train": 100, "val": 40}},
-            "fingerprint": {"output": [code, 0.5]},
+            "fingerprint": {"output": [code, 0.5]}, "pooling": "class token",
+            "network": {"class_tokens": int(run.mixer != "iffn"), "norms": ["LayerNorm"]},
         }  # fmt: skip
         (place / "summary.json").write_text(json.dumps(summary))
         comparison.journal.add(run.model_copy(update={"folder": str(place), "seconds": 2.0}))
@@ -85,6 +86,9 @@ def test_rows_and_page_of_a_published_comparison(tmp_path, said):
         if name != "ffn":
             assert cells[2] == f"{record['difference']:+.2f}"
     assert "Smallest visible difference within the cells" in page
+    assert "| [iffn](../leaderboard/iffn.csv) † |" in page
+    assert "* † iffn in swin_t: class tokens 0; pooling class token; norms LayerNorm" in page
+    assert page.count("† |") == 1
     assert "Self-test: ffn with other seeds is 'cannot tell'" in page
     before = contents(board)
     publish(comparison.folder, board, said.append)
@@ -133,7 +137,7 @@ def test_another_machine_adds_rows_and_missing_cells_stay_missing(tmp_path, said
     assert [entry.hash for entry in leaderboard.publications][1] == registered.hash
     assert any("seeds: 4 before, 3 now" in line for line in leaderboard.publications[1].differences)
     page = leaderboard_page.pages(board)["leaderboard"]
-    assert "| [iffn](../leaderboard/iffn.csv) ‡ |" in page
+    assert "| [iffn](../leaderboard/iffn.csv) † ‡ |" in page
     assert re.search(r"^\| iffn \|  \|  \| \d", page, re.MULTILINE)
     assert "2 cells of a mixer missing" in page
 

@@ -23,6 +23,7 @@ from tasks.engine.run_folder.schemas import read_summary
 from tools.cli.grammar import key_of
 from tools.cli.paths import ROOT
 from tools.cli.printable import counted
+from tools.comparison.cells import TERMS, term_text
 from tools.comparison.csv_rows import csv_text, read_models
 from tools.comparison.journal import Journal, Run
 from tools.comparison.plan import (
@@ -63,6 +64,7 @@ class Row(BaseModel):
         parameters: Of the whole model.
         macs: Multiply-adds of the backbone for one input.
         samples: Samples that the metric is of.
+        terms: What a mixer may force to differ: class tokens, pooling, norms.
         plan: Hash of the plan before its first run.
         code: Fingerprint of the network's code: what it answers to a small input.
         commit: Of the checkout.
@@ -84,6 +86,7 @@ class Row(BaseModel):
     parameters: int
     macs: int
     samples: int
+    terms: str
     plan: str
     code: str
     commit: str
@@ -386,6 +389,7 @@ def _row(run: Run, cell: Cell, plan_hash: str) -> Row:
         "host": cell[0], "data": cell[1], "plan": plan_hash,
         "lr": summary.get("learning_rate", math.nan), "parameters": int(summary["parameters"]),
         "macs": int(summary["backbone_macs"]), "samples": samples.get("test", samples.get("val")),
+        "terms": terms_text(summary),
         "code": code_text(summary.get("fingerprint") or {}),
         "commit": summary.get("git_commit") or "", "device": summary.get("device") or "",
         "precision": summary.get("precision") or "",
@@ -394,6 +398,16 @@ def _row(run: Run, cell: Cell, plan_hash: str) -> Row:
         return validate(Row, content)
     except ValueError as error:
         raise DamagedFile(f"{run.folder}/summary.json cannot be published: {error}") from None
+
+
+def terms_text(summary: Mapping[str, Any]) -> str:
+    """Return what a mixer may force to differ, from the summary of a run."""
+    facts = {**(summary.get("network") or {}), "pooling": summary.get("pooling")}
+    return "; ".join(
+        f"{name} {term_text(facts[key])}"
+        for key, name in TERMS.items()
+        if facts.get(key) is not None is not None
+    )
 
 
 def code_text(answers: Mapping[str, Sequence[float]]) -> str:
