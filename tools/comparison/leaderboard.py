@@ -406,7 +406,7 @@ def terms_text(summary: Mapping[str, Any]) -> str:
     return "; ".join(
         f"{name} {term_text(facts[key])}"
         for key, name in TERMS.items()
-        if facts.get(key) is not None is not None
+        if facts.get(key) is not None
     )
 
 
