@@ -1,6 +1,8 @@
 """Compare mixers by a plan: one table with verdicts, their errors and the costs.
 
 usage: python tools/compare.py plan=FILE | mixer=A,B host=X,Y data=P,Q baseline=A [key=value ...]
+       python tools/compare.py publish=FOLDER [leaderboard=docs/leaderboard]
+       python tools/compare.py verify=MIXER [host=X] [data=P] [leaderboard=docs/leaderboard]
 
   plan=FILE                 a yaml file with the keys below; typed ones override it
   mixer=ffn,afbo,glu        names of mixers of one kind, own for the host's own, or lists per stage
@@ -25,6 +27,12 @@ usage: python tools/compare.py plan=FILE | mixer=A,B host=X,Y data=P,Q baseline=
   output_dir=outputs        where earlier runs are looked for
   only=plan                 print the plan with its cost and stop; only=table writes the files anew
 
+  publish=FOLDER            add the runs of a comparison, such as outputs/comparisons/mine, to the
+                            leaderboard: a CSV per mixer
+  verify=MIXER              repeat a mixer's runs of the leaderboard and print whether they fall
+                            into the interval of the published ones; host= and data= choose cells by
+                            their labels: data="cifar10 data.root=/data/cifar10"
+
 All other arguments go to every run of tools/run.py. Rows of a cell start with the same weights of
 the host, see the same batches in the same order, share all settings, and report the last epoch, so
 that none is chosen by the reported data. Controls are added: identity, random, the host's own mixer
@@ -45,10 +53,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.cli.arguments import parse_options
 from tools.cli.command import exit_with, run_command
 from tools.cli.errors import one_line_errors
+from tools.comparison.leaderboard import FOLDER, publish
 from tools.comparison.plan import read_plan
-from tools.comparison.work import compare
+from tools.comparison.verify import verify
+from tools.comparison.work import compare, say
 
 DEFAULTS, CHOICES = {"only": ""}, {"only": ("plan", "table")}
+LEADERBOARD = {"leaderboard": str(FOLDER)}
+VERIFY = {"verify": "", "host": "", "data": "", "output_dir": "outputs", **LEADERBOARD}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,10 +70,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_compare(arguments: Sequence[str]) -> None:
     """Compare with the given arguments; errors of runs appear as run.py prints them."""
-    words = [word for word in arguments if word.partition("=")[0] in DEFAULTS]
+    keys = {word.partition("=")[0] for word in arguments}
     with one_line_errors():
-        options = parse_options(words, DEFAULTS, CHOICES)
-        compare(read_plan([word for word in arguments if word not in words]), options["only"])
+        if "publish" in keys:
+            options = parse_options(arguments, {"publish": "", **LEADERBOARD}, {})
+            publish(Path(options["publish"]), Path(options["leaderboard"]), say)
+        elif "verify" in keys:
+            options = parse_options(arguments, VERIFY, {})
+            place = Path(options["leaderboard"])
+            verify(
+                options["verify"], options["host"], options["data"], place, options["output_dir"]
+            )
+        else:
+            words = [word for word in arguments if word.partition("=")[0] in DEFAULTS]
+            options = parse_options(words, DEFAULTS, CHOICES)
+            compare(read_plan([word for word in arguments if word not in words]), options["only"])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import catalogue_page
 import command_page
 import config_pages
 import host_pages
+import leaderboard_page
 import measurement_pages
 import mixer_pages
 import paper_pages
@@ -52,7 +53,8 @@ def generate(app: Any = None) -> None:
         pages |= kind.pages()
     write_pages(REFERENCE, pages)
     (REFERENCE / "notebook.ipynb").write_text(notebook(), encoding="utf-8")
-    write_pages(DOCS / "measurements", measurement_pages.pages(), remove=False)
+    measured = measurement_pages.pages() | leaderboard_page.pages()
+    write_pages(DOCS / "measurements", measured, remove=False)
 
 
 def notebook() -> str:

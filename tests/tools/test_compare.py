@@ -17,9 +17,9 @@ from filelock import FileLock
 
 from tasks.engine.run_folder.bounded_reading import DamagedFile
 from tests import checkout
+from tests.comparisons import WORDS, comparison_of, fill, plan_of, registered_text
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
-from tools.comparison.cells import CellPlan, Network
 from tools.comparison.journal import Journal, Run
 from tools.comparison.page import write_files
 from tools.comparison.plan import (
@@ -31,64 +31,12 @@ from tools.comparison.plan import (
     plan_changes,
     read_plan,
 )
-from tools.comparison.register import (
-    fixed_entries,
-    locked,
-    read_cell,
-    read_registered,
-    register,
-    write_cell,
-)
-from tools.comparison.runner import Comparison
+from tools.comparison.register import locked, read_cell, read_registered, write_cell
 from tools.comparison.table import make_table, read_answers
 from tools.comparison.work import describe_plan, expected_deviation, show
 from tools.runs.source import read_source
 
-WORDS = ("mixer=ffn,glu", "host=deit_t", "data=sample_classification", "baseline=ffn")
 SMALL = tuple(word for word in SHORTEST if not word.startswith("task="))
-
-
-def plan_of(folder, *words):
-    return read_plan([*WORDS, f"output_dir={folder}", *words])
-
-
-def network(parameters=100, **terms):
-    facts = {"class_tokens": 1, "pooling": "class token", "norms": ["LayerNorm"], **terms}
-    return Network(parameters, 10.0 * parameters, 0.1, 0.1, 2.0, 500.0, 40, facts, {})
-
-
-def comparison_of(folder, *words, refused=()):
-    plan = plan_of(folder, *words)
-    mixers, hosts, data = mixer_entries(plan), host_entries(plan), data_entries(plan)
-    cells = []
-    for host in hosts:
-        for entry in data:
-            cell = CellPlan(host.label, entry.label, rate=1e-3, prints={"val": "a"})
-            for number, mixer in enumerate(mixers):
-                if (mixer.label, host.label) in refused:
-                    cell.refused[mixer.label] = "dim 3 is not divisible by 2"
-                else:
-                    unlike = {"class_tokens": 0} if mixer.label == "iffn" else {}
-                    cell.networks[mixer.label] = network(100 + number, **unlike)
-            cells.append(cell)
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    lines = []
-    made = Comparison(
-        plan, mixers, hosts, data, cells, plan.folder, Journal(plan.folder), lines.append
-    )
-    return made
-
-
-def fill(comparison, effects=None, seed=0):
-    """Give each planned run a result: a mixer's effect and a seed's deviation of 1."""
-    generator = np.random.default_rng(seed)
-    levels = {cell.key: generator.normal(70, 5) for cell in comparison.cells}
-    for planned in comparison.planned():
-        run = comparison.settled(planned)
-        mean = levels[run.cell] + (effects or {}).get(run.mixer, 0.0)
-        facts = {"value": generator.normal(mean, 1), "status": "finished", "folder": "/gone"}
-        comparison.journal.add(run.model_copy(update=facts | {"ece": 0.1, "memory": 50.0}))
-
 
 TWO_BY_TWO = ("host=deit_t,swin_t", "data=sample_classification,cifar10", "seeds=4", "rates=1")
 
@@ -203,6 +151,34 @@ def test_final_runs_have_new_seeds_and_the_best_rate(tmp_path):
     assert "held_out=0.2" in comparison.words(tuned[0])
 
 
+def test_a_model_of_timm_may_be_typed_for_all_runs(tmp_path):
+    (host,) = host_entries(plan_of(tmp_path, "host=timm", "backbone.model=convnext_atto"))
+    assert host.words == ("backbone=timm",)
+
+
+def test_the_untuned_result_stands_beside_the_tuned_one(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1,4", "seeds=3")
+    best = {"glu": 4.0}  # all others keep the recipe's rate
+    for planned in comparison.planned():
+        run = comparison.settled(planned)
+        gain = 5.0 if run.factor == best.get(run.mixer, 1.0) else 0.0
+        facts = {"value": 60.0 + gain + run.seed % 100, "status": "finished", "folder": "/gone"}
+        comparison.journal.add(run.model_copy(update=facts))
+    untuned = comparison.journal.finished("untuned")
+    assert {(run.mixer, run.factor) for run in untuned} == {("glu", 1.0)}
+    assert sorted(run.seed for run in untuned) == [0, 1, 2]
+    assert "optimizer.lr=0.001" in comparison.words(untuned[0])
+    assert comparison.remaining() == []
+    table = make_table(comparison)
+    glu = next(record for record in table.cells if record["mixer"] == "glu")
+    assert (glu["metric"], glu["untuned"], glu["factor"]) == (66.0, 61.0, 4.0)
+    rows = {record["mixer"]: record for record in table.records}
+    assert (rows["glu"]["difference"], rows["glu"]["untuned"]) == (0.0, -5.0)
+    assert rows["glu"]["sensitivity"] == 5.0
+    assert rows["identity"]["untuned"] == 0.0
+    assert "untuned" not in make_table(comparison_of(tmp_path, "rates=1")).columns
+
+
 def test_equal_seconds_are_steps_at_the_measured_pace(tmp_path):
     words = comparison_of(tmp_path, "budget=seconds", "rates=1")
     run = next(run for run in words.planned() if run.mixer == "glu")
@@ -235,11 +211,6 @@ def test_the_journal_survives_and_refuses_damage(tmp_path):
     (tmp_path / "runs.csv").write_text("stage,mixer\nfinal,glu\n")
     with pytest.raises(DamagedFile, match=r"runs.csv is damaged: the entry host is missing"):
         Journal(tmp_path)
-
-
-def registered_text(comparison, commit="c", *, begun):
-    fixed = fixed_entries(comparison.plan, comparison.mixers, comparison.cells, commit)
-    return register(comparison.folder, comparison.plan, fixed, begun=begun)
 
 
 def test_a_plan_is_hashed_once_and_changes_are_deviations(tmp_path):
@@ -327,6 +298,7 @@ def test_two_commands_on_one_folder(tmp_path, capsys):
     [
         ("data=sample_classification,sample_detection", "this data is for task=detection"),
         ("host=deit_t,deit_q", "there is no backbone called 'deit_q'"),
+        ("host=deit_t,timm", "host=timm lacks its model"),
     ],
 )
 def test_wrong_last_cells_end_the_command_before_the_first_is_timed(
@@ -439,6 +411,18 @@ def test_intervals_use_answers_per_sample(tmp_path):
     assert widths[0] > widths[1] + 5
 
 
+def test_intervals_of_percent_stay_between_0_and_100(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1")
+    for planned in comparison.planned():
+        value = {"ffn": 99.9, "glu": 0.1}.get(planned.mixer, 50.0)
+        value += (planned.seed % 2) * np.sign(50 - value) * 20
+        facts = {"value": value, "status": "finished", "folder": "/gone"}
+        comparison.journal.add(planned.model_copy(update=facts))
+    texts = {record["mixer"]: record["interval"] for record in make_table(comparison).cells}
+    assert float(texts["ffn"].split()[-1]) == 100
+    assert float(texts["glu"].split()[0]) == 0
+
+
 def test_files_of_a_comparison(tmp_path):
     comparison = comparison_of(tmp_path, "mixer=ffn,glu,iffn", *TWO_BY_TWO)
     fill(comparison, {"glu": 6.0, "iffn": -6.0})
@@ -497,6 +481,30 @@ def test_a_killed_command_continues_and_reuses_runs(tmp_path):
     ended = subprocess.run(more, capture_output=True, text=True, timeout=900)
     is_clean = not (read_source().commit or "-dirty").endswith("-dirty")
     assert ("measuring" in ended.stdout) is not is_clean
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sample_cache")
+def test_a_killed_run_is_named_and_continues(tmp_path):
+    """SIGKILL ends a run, as a full memory does; the others go on, and the next command ends it."""
+    long = ["trainer.max_epochs=12", "checkpoint_every=0.01", "++data.train_copies=20"]
+    process = subprocess.Popen(typed(tmp_path, *long), stdout=subprocess.PIPE, text=True)
+    while not (saved := list(tmp_path.rglob("checkpoints/*.ckpt"))):
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    killed = saved[0].parents[1]
+    os.kill(json.loads((killed / "run.lock").read_text())["pid"], signal.SIGKILL)
+    out, _ = process.communicate(timeout=900)
+    assert process.returncode == 0
+    assert "failed: signal 9 ended it; repeat the command to continue it" in out
+    journal = Journal(tmp_path / "comparisons/comparison")
+    assert len(journal.finished()) == 9
+    ended = subprocess.run(typed(tmp_path, *long), capture_output=True, text=True, timeout=900)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    last = Journal(tmp_path / "comparisons/comparison")
+    assert len(last.finished()) == 10
+    assert str(killed.resolve()) in {run.folder for run in last}  # continued, not begun again
+    assert all(last.runs[run.key] == run for run in journal.finished())
 
 
 @pytest.mark.slow

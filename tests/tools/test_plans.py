@@ -1,6 +1,7 @@
 """Plans of comparisons in configs/plans: their mixers, hosts and data are what runs take."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -8,10 +9,19 @@ import yaml
 
 from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_macs
-from tests.runs import CONFIGS, composed
+from tests.runs import CONFIGS, ROOT, composed
 from tools.cli.typed_network import join_channel_mixer
+from tools.comparison.cells import run_words
+from tools.comparison.plan import data_entries, host_entries, mixer_entries, read_plan
 
 PLANS = sorted((CONFIGS / "plans").glob("*.yaml"))
+BLOCKS = [
+    block
+    for block in re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs/howto/compare.md").read_text(), re.S
+    )
+    if "mixer:" in block
+]
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
@@ -23,6 +33,15 @@ def test_a_plan_composes(path):
         words = [*f"backbone={host} data={data}".split(), *plan["options"]]
         config = composed(f"task={plan['task']}", *words)
         assert (config.backbone["img_size"], config.data["resident"]) == (32, True)
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_plans_of_the_documentation_compose(tmp_path, text):
+    (tmp_path / "plan.yaml").write_text(text)
+    plan = read_plan([f"plan={tmp_path / 'plan.yaml'}"])
+    baseline = next(entry for entry in mixer_entries(plan) if entry.label == plan.baseline)
+    for host, data in itertools.product(host_entries(plan), data_entries(plan)):
+        assert composed(*run_words(plan, host, data, baseline)).task_name == plan.task
 
 
 @pytest.mark.slow

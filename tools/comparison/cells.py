@@ -87,13 +87,15 @@ class CellPlan:
         """Describe what a mixer forces to differ from the baseline besides itself."""
         ours, reference_terms = self.networks[mixer].terms, self.networks[baseline].terms
         return [
-            f"{TERMS[key]} {_text(ours.get(key))} instead of {_text(reference_terms.get(key))}"
+            f"{TERMS[key]} {term_text(ours.get(key))} instead of "
+            f"{term_text(reference_terms.get(key))}"
             for key in TERMS
             if ours.get(key) != reference_terms.get(key)
         ]
 
 
-def _text(value: Any) -> str:
+def term_text(value: Any) -> str:
+    """Return the text of a term."""
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +9,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from backbones.options.schemas import validate
 from tasks.engine.run_folder.atomic_writes import write_whole
-from tasks.engine.run_folder.bounded_reading import DamagedFile, read_csv
+from tools.comparison.csv_rows import csv_text, read_models
 
 RUNS = "runs.csv"
-Stage = Literal["tune", "final"]
+Stage = Literal["tune", "final", "untuned", "repeat"]
 Key = tuple[str, str, str, str, int, float]
 
 
@@ -24,7 +21,8 @@ class Run(BaseModel):
     """A run of a comparison.
 
     Attributes:
-        stage: "tune" for one that chooses the rate on held-out training samples.
+        stage: "tune" for one that chooses the rate on held-out training samples, "untuned" for one
+            with the recipe's rate where another one was chosen, "repeat" for a published run again.
         mixer: Label of the mixer.
         host: Label of the host.
         data: Label of the data set.
@@ -71,7 +69,7 @@ class Run(BaseModel):
         """Name the run in one line."""
         parts = [self.mixer, f"in {self.host} on {self.data}, seed {self.seed}"]
         parts += [f"rate x {self.factor:g}"] if self.stage == "tune" or self.factor != 1 else []
-        return ("tune " if self.stage == "tune" else "") + ", ".join(
+        return ("" if self.stage == "final" else f"{self.stage} ") + ", ".join(
             [" ".join(parts[:2]), *parts[2:]]
         )
 
@@ -96,14 +94,11 @@ class Journal:
     def add(self, run: Run) -> None:
         """Add or replace a run, and write the file."""
         self.runs[run.key] = run
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(Run.model_fields), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
+        rows = (
             row.model_dump() | {"folder": self._relative_path(row.folder)}
             for row in self.runs.values()
         )
-        write_whole(self.path, text.getvalue())
+        write_whole(self.path, csv_text(list(Run.model_fields), rows))
 
     def _relative_path(self, folder: str) -> str:
         """Return a run folder as the file has it: from the comparison's, which may be moved."""
@@ -121,15 +116,9 @@ class Journal:
 
 
 def _read(path: Path) -> Iterator[Run]:
-    if not path.exists():
-        return
-    names, *lines = [line for line in read_csv(path) if line] or [[]]
-    for line in lines:
-        try:
-            run = validate(Run, dict(zip(names, line, strict=True)))
+    if path.exists():
+        for run in read_models(path, Run):
             # An absolute folder stays one.
             yield run.model_copy(
                 update={"folder": str(path.parent / run.folder) if run.folder else ""}
             )
-        except ValueError as error:
-            raise DamagedFile(f"{path} is damaged: {error}") from None

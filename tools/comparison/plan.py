@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,9 @@ SET_HERE = (
     "ckpt", "resume", "input", "paper", "experiment", "callbacks.early_stopping.patience",
     "data.split_seed",
 )  # fmt: skip
-MODEL = "backbone.model"  # names a host of timm
+TIMM, MODEL = "timm", "backbone.model"  # a host of timm, and the option that names it
 FIXED = "fixed"  # entry of plan.yaml with what followed from the plan
+PUBLISHED = "published"  # entry of a leaderboard's plan.yaml
 
 
 class Plan(BaseModel):
@@ -134,12 +136,21 @@ class Plan(BaseModel):
         """
         if self.equivalence is not None:
             return self.equivalence
-        if PERCENT in self.family.metric(self.primary).title:
+        if self._is_percent:
             return POINTS
         raise ValueError(
             f"{self.primary} is not in percent: pass equivalence=<the largest difference of "
             f"{self.primary} that counts as none>"
         )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the lowest and the highest value of the primary metric."""
+        return (0.0, 100.0) if self._is_percent else (-math.inf, math.inf)
+
+    @property
+    def _is_percent(self) -> bool:
+        return PERCENT in self.family.metric(self.primary).title
 
     def entries(self) -> dict[str, Any]:
         """Return the plan as plain values, without its folder and the runs side by side."""
@@ -205,7 +216,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"plan={path} does not exist") from None
     if not isinstance(content, dict):
         raise ValueError(f"plan={path} must hold entries such as mixer: [ffn, glu]")
-    if FIXED in content:  # a plan that was begun continues in its folder
+    published = content.pop(PUBLISHED, None)
+    if FIXED in content and published is None:  # a plan that was begun continues in its folder
         parent = path.resolve().parent
         content |= {"name": parent.name, "output_dir": str(parent.parent.parent)}
     content.pop(FIXED, None)
@@ -304,8 +316,19 @@ def _mixer_words(item: str, option: str, plan: Plan) -> tuple[str, ...]:
 
 
 def host_entries(plan: Plan) -> list[Entry]:
-    """Return the hosts of the plan."""
-    return _group_entries("backbone", plan.host)
+    """Return the hosts of the plan.
+
+    Raises:
+        ValueError: A host of timm lacks the name of its model.
+    """
+    hosts = _group_entries("backbone", plan.host)
+    for host in hosts:
+        keys = {key_of(word) for word in (*host.words, *plan.options)}
+        if host.words[0] == f"backbone={TIMM}" and MODEL not in keys:
+            raise ValueError(
+                f"host={TIMM} lacks its model; type host='{TIMM} {MODEL}=convnextv2_tiny'"
+            )
+    return hosts
 
 
 def data_entries(plan: Plan) -> list[Entry]:

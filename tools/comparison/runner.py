@@ -58,7 +58,10 @@ class Comparison:
         self.folders_before = self._list_folders()
 
     def planned(self) -> Iterator[Run]:
-        """Yield the runs of the plan: of each cell those that choose rates, then its blocks."""
+        """Yield the runs of the plan: of each cell those that choose rates, then its blocks.
+
+        Where another rate than the recipe's was chosen, runs with the recipe's follow.
+        """
         for cell in self.cells:
             mixers = [mixer for mixer in self.mixers if mixer.label in cell.networks]
             if len(self.plan.rates) > 1:
@@ -68,6 +71,10 @@ class Comparison:
             for seed in range(self.plan.seeds):
                 for mixer in mixers:
                     yield self._run("final", mixer, cell, mixer.first_seed + seed, 1.0)
+            for seed in range(self.plan.seeds if len(self.plan.rates) > 1 else 0):
+                for mixer in (m for m in mixers if not m.first_seed):
+                    if self.chosen_factor(mixer.label, cell.key) not in (None, 1.0):
+                        yield self._run("untuned", mixer, cell, seed, 1.0)
 
     def _run(self, stage: Any, mixer: Entry, cell: CellPlan, seed: int, factor: float) -> Run:
         return Run(
@@ -77,7 +84,7 @@ class Comparison:
 
     def settled(self, run: Run) -> Run | None:
         """Return a planned run with its chosen rate; None if all rates of its mixer failed."""
-        if run.stage == "tune" or len(self.plan.rates) == 1:
+        if run.stage != "final" or len(self.plan.rates) == 1:
             return run
         factor = self.chosen_factor(run.mixer, run.cell)
         return None if factor is None else run.model_copy(update={"factor": factor})
@@ -192,7 +199,7 @@ class Comparison:
             return run.model_copy(update={"status": "failed", "reason": reason[:300]})
         folder = Path(lines[-1].removeprefix(RUN_FOLDER)).resolve()
         cell = next(cell for cell in self.cells if cell.key == run.cell)
-        if run.stage == "final" and not _has_data(read_summary(folder / "summary.json"), cell):
+        if run.stage != "tune" and not _has_data(read_summary(folder / "summary.json"), cell):
             reason = "its data differ from those of the plan; restore them, or pass another name="
             return run.model_copy(update={"status": "failed", "reason": reason})
         return _with_results(run, folder, self.plan.primary)
@@ -214,7 +221,7 @@ class Comparison:
         ours = (self.folder / "runs").resolve()
         stopped = None
         for folder in self.folders_before.get(name, ()):
-            if run.stage == "tune" and not folder.is_relative_to(ours):
+            if run.stage in ("tune", "repeat") and not folder.is_relative_to(ours):
                 continue
             try:
                 if differences(folder, config):

@@ -291,6 +291,48 @@ def visible_by(mixers: int, variance: float, degrees: float, power: float = POWE
     return float(brentq(lack, 0.0, quantile + 40)) * math.sqrt(variance)
 
 
+def visible_within(values: Values, baseline: str) -> float:
+    """Return the smallest difference that a table finds within its cells, in the metric's unit.
+
+    It is that of the mixer with the median error; NaN where no cell has repeated runs.
+
+    Args:
+        values: The metric of each run.
+        baseline: Mixer to compare with.
+    """
+    variances, base = error_variances(values), values[baseline]
+    names = [
+        name
+        for name, cells in values.items()
+        if name != baseline
+        and (shared := [cell for cell in cells if cells[cell] and base.get(cell)])
+        and all(cell in variances for cell in shared)
+    ]
+    if not names:
+        return math.nan
+    covariance, freedom = _covariance({name: values[name] for name in names}, base, variances)
+    middle = int(np.argsort(np.diag(covariance))[len(names) // 2])
+    return visible_by(len(names), float(covariance[middle, middle]), freedom[middle])
+
+
+def repeat_interval(
+    published: Sequence[float], repeats: int, variance: float, degrees: int, cells: int = 1
+) -> tuple[float, float]:
+    """Return where the mean of repeated runs is expected with 95 % in all cells together.
+
+    Args:
+        published: The metric of each run.
+        repeats: Number of repeated runs.
+        variance: Of runs, pooled over the mixers of their cell.
+        degrees: Its degrees of freedom.
+        cells: Cells that are repeated together, for which Bonferroni's correction is.
+    """
+    quantile = float(stats.t.isf(LEVEL / 2 / cells, degrees))
+    width = quantile * math.sqrt(variance * (1 / len(published) + 1 / repeats))
+    mean = float(np.mean(published))
+    return mean - width, mean + width
+
+
 def interval(
     runs: Sequence[float],
     answers: Sequence[NDArray[np.float64]] = (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,16 +62,17 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     plan, journal = comparison.plan, comparison.journal
     planned = {run.key[:5] for run in comparison.planned() if run.stage == "final"}
     runs = [
-        run for run in journal.finished() if run.key[:5] in planned and _is_chosen(comparison, run)
+        run for run in journal.finished() if run.key[:5] in planned and is_chosen(comparison, run)
     ]
     values: dict[str, dict[Cell, list[float]]] = {entry.label: {} for entry in comparison.mixers}
     for run in runs:
         values[run.mixer].setdefault(run.cell, []).append(run.value)
+    untuned = _untuned_values(comparison, runs)
     ours = within(values, plan.baseline, plan.region, plan.sign)
     wider = beyond(values, plan.baseline, plan.region, plan.sign)
     ranks = mean_ranks(values, plan.sign)
     cells = [
-        _cell_record(comparison, label, cell, runs, intervals=intervals)
+        _cell_record(comparison, label, cell, runs, untuned, intervals=intervals)
         for label in values
         for cell in comparison.cells
     ]
@@ -90,6 +91,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
             "interval": _ends(inside),
             "verdict": inside.verdict if inside else "baseline",
             "beyond": outside.verdict if outside else "baseline",
+            "untuned": _mean_gap(untuned, label, plan.baseline, plan.sign),
             "rank": ranks[label] if math.isfinite(ranks[label]) else None,
             "ece": _mean(row["ece"] for row in cells if row["mixer"] == label),
             "sensitivity": _mean(row["sensitivity"] for row in cells if row["mixer"] == label),
@@ -109,6 +111,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     columns |= {
         "difference": ("difference", signed), "interval": ("95 %", "{}"),
         "verdict": ("within", "{}"), "beyond": ("beyond", "{}"), "rank": ("rank", "{:.1f}"),
+        "untuned": ("untuned", signed),
         "ece": ("ECE", "{:.3f}"), "sensitivity": ("sensitivity", figures),
         "parameters": ("parameters x", "{:.2f}"), "backbone_macs": ("MACs x", "{:.2f}"),
         "latency": ("latency x", "{:.2f}"), "throughput": ("throughput x", "{:.2f}"),
@@ -122,6 +125,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     cell_columns: dict[str, tuple[str, str]] = {
         "mixer": ("mixer", "{}"), "host": ("host", "{}"), "data": ("data", "{}"),
         "metric": (plan.primary, figures), "interval": ("95 %", "{}"), "runs": ("runs", "{}"),
+        "untuned": ("untuned", figures),
         "factor": ("rate x", "{:g}"), "sensitivity": ("sensitivity", figures),
         "ece": ("ECE", "{:.3f}"), "parameters": ("parameters", "{:,}"),
         "backbone_macs": ("MACs", "{:,}"), "latency": ("latency ms", "{:.2f}"),
@@ -135,7 +139,8 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     )  # fmt: skip
 
 
-def _is_chosen(comparison: Comparison, run: Run) -> bool:
+def is_chosen(comparison: Comparison, run: Run) -> bool:
+    """Return True for a run with the rate that was chosen."""
     settled = comparison.settled(run.model_copy(update={"factor": 1.0}))
     return settled is not None and settled.factor == run.factor
 
@@ -173,8 +178,35 @@ def _ratio(cells: Sequence[CellPlan], label: str, baseline: str, name: str) -> f
     return math.exp(float(np.mean(logs))) if logs else None
 
 
+def _untuned_values(
+    comparison: Comparison, runs: Sequence[Run]
+) -> dict[tuple[str, Cell], list[float]]:
+    """Return the metric with the recipe's rate by mixer and cell; empty where it is not tuned."""
+    values: dict[tuple[str, Cell], list[float]] = {}
+    if len(comparison.plan.rates) > 1:
+        more = comparison.journal.finished("untuned")
+        for run in [*(run for run in runs if run.factor == 1), *more]:
+            values.setdefault((run.mixer, run.cell), []).append(run.value)
+    return values
+
+
+def _mean_gap(
+    values: Mapping[tuple[str, Cell], Sequence[float]], label: str, baseline: str, sign: int
+) -> float | None:
+    """Return the mean difference of a mixer from the baseline over the cells of both."""
+    cells = [cell for mixer, cell in values if mixer == label and (baseline, cell) in values]
+    gaps = (np.mean(values[label, cell]) - np.mean(values[baseline, cell]) for cell in cells)
+    return None if label == baseline else _mean(sign * gap for gap in gaps)
+
+
 def _cell_record(
-    comparison: Comparison, label: str, cell: CellPlan, runs: Sequence[Run], *, intervals: bool
+    comparison: Comparison,
+    label: str,
+    cell: CellPlan,
+    runs: Sequence[Run],
+    untuned: Mapping[tuple[str, Cell], Sequence[float]],
+    *,
+    intervals: bool,
 ) -> Record:
     plan = comparison.plan
     ours = [run for run in runs if (run.mixer, run.cell) == (label, cell.key)]
@@ -188,7 +220,7 @@ def _cell_record(
     low = high = math.nan
     if values and intervals:
         answers, scale = read_answers(ours, plan.primary)
-        low, high = interval(values, answers, scale=scale)
+        low, high = np.clip(interval(values, answers, scale=scale), *plan.bounds).tolist()
     notes = [cell.refused[label]] if label in cell.refused else []
     notes += cell.differing(label, plan.baseline) if network else []
     failed = [
@@ -199,6 +231,7 @@ def _cell_record(
     return {
         "mixer": label, "host": cell.host, "data": cell.data,
         "metric": float(np.mean(values)) if values else None,
+        "untuned": _mean(untuned.get((label, cell.key), ())),
         "interval": f"{low:.4g} to {high:.4g}" if math.isfinite(low) else None,
         "runs": len(values),
         "factor": ours[0].factor if ours else None,
@@ -252,6 +285,7 @@ def _notes(
         f"within {plan.region:g} counts as none",
         "95 %: interval of the difference, for all rows together",
         f"within: on {counted(len(cells), 'cell')}, by the deviation of seeds (Dunnett)",
+        *(["untuned: the difference with the recipe's rate"] if len(plan.rates) > 1 else []),
         f"beyond: on other hosts and data sets, by {counted(len(hosts), 'host')} and "
         f"{counted(len(sets), 'data set')} as clusters",
     ]

@@ -116,6 +116,8 @@ def describe_plan(comparison: Comparison, earlier: Sequence[Run]) -> None:
     count_done = len(planned) - len(open_runs)
     part = f", {tuning} of them to choose rates" if tuning else ""
     say(f"{counted(len(planned), 'run')}{part}; {count_done} done, {format_seconds(seconds)} left")
+    if tuning:
+        say("  where another rate than the recipe's is chosen, the recipe's is run as well")
     for mixer in comparison.mixers:
         lines = [
             f"  {DAGGER} {mixer.label} in {cell.host}: {line}"
@@ -158,8 +160,13 @@ def expected_deviation(comparison: Comparison) -> tuple[float, str]:
     return plan.region or ASSUMED, "assumed; pass deviation="
 
 
-def run_plan(comparison: Comparison) -> None:
-    """Do the runs that are missing, in the order of the plan; failed ones are tried again."""
+def run_plan(comparison: Comparison, *, tables: bool = True) -> None:
+    """Do the runs that are missing, in the order of the plan; failed ones are tried again.
+
+    Args:
+        comparison: The plan.
+        tables: Print the standing table after each cell.
+    """
     plan, total = comparison.plan, len(list(comparison.planned()))
     workers = Workers(plan.jobs)
     started: list[Run] = []
@@ -178,7 +185,8 @@ def run_plan(comparison: Comparison) -> None:
                     continue
                 if comparison.journal.completed(run) is not None:
                     continue
-                if started and (started[-1].cell, started[-1].stage) != (run.cell, run.stage):
+                step = (started[-1].cell, started[-1].stage) if started else None
+                if tables and step not in (None, (run.cell, run.stage)):
                     show(make_table(comparison, intervals=False))
                 left = sum(comparison.estimate(later) for later in comparison.remaining())
                 say(f"{number} of {total}: {run} ({format_seconds(left / plan.jobs)} left)")
