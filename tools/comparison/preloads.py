@@ -10,5 +10,5 @@ import lightning.pytorch
 import timm
 import torchvision
 
-import tools.run
+import tools.config.overrides
 import tools.runs.components

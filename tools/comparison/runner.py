@@ -239,11 +239,15 @@ class Comparison:
 
     def _list_folders(self) -> dict[str, list[Path]]:
         """Return the run folders of before that have no row here, newest first, by network."""
-        others = [Path(self.plan.output_dir), *self.folder.parent.glob("*/runs")]
+        places = [
+            self.folder / "runs",
+            Path(self.plan.output_dir),
+            *self.folder.parent.glob("*/runs"),
+        ]
         rows = {run.folder and Path(run.folder).resolve() for run in self.journal.finished()}
         paths = {
             path.parent.resolve()
-            for place in (self.folder / "runs", *others)
+            for place in places
             for path in place.glob(f"{self.plan.task}/*/*/{CONFIG}")
         }
         folders: dict[str, list[Path]] = {}

@@ -188,8 +188,8 @@ def run_plan(comparison: Comparison, *, tables: bool = True) -> None:
                 step = (started[-1].cell, started[-1].stage) if started else None
                 if tables and step not in (None, (run.cell, run.stage)):
                     show(make_table(comparison, intervals=False))
-                left = sum(comparison.estimate(later) for later in comparison.remaining())
-                say(f"{number} of {total}: {run} ({format_seconds(left / plan.jobs)} left)")
+                seconds = sum(comparison.estimate(later) for later in comparison.remaining())
+                say(f"{number} of {total}: {run} ({format_seconds(seconds / plan.jobs)} left)")
                 earlier = comparison.start(run, workers)
                 if earlier is not None:
                     _note(comparison, earlier)

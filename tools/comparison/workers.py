@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import shlex
 import signal
 import sys
@@ -62,9 +63,6 @@ class Workers:
 
 def _run(words: list[str], log: Path, threads: int | None) -> None:
     """Do what ``python tools/run.py`` does, in this process."""
-    from tools.cli.command import exit_with
-    from tools.run import main
-
     multiprocessing.set_start_method(None, force=True)  # loaders start processes as everywhere
     sys.argv = [str(ROOT / "tools" / "run.py"), *words]
     with log.open("w") as file:
@@ -76,7 +74,7 @@ def _run(words: list[str], log: Path, threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
-    exit_with(main, writes_files=True)
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @contextmanager
