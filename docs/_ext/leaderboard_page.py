@@ -77,6 +77,7 @@ def _parts(leaderboard: Leaderboard, place: str) -> list[str]:
     )
     return [
         _summary(leaderboard, ours),
+        *_notes(place),
         "## Verdicts",
         _verdicts(leaderboard, place, ours, wider),
         legend,
@@ -120,6 +121,12 @@ def _summary(leaderboard: Leaderboard, ours: dict[str, Effect]) -> str:
     if changed:
         lines.append(f"{counted(changed, 'run')} with uncommitted changes of the code")
     return "\n".join(f"* {line}" for line in lines)
+
+
+def _notes(place: str) -> list[str]:
+    """Return what the folder's notes.txt says about how its runs were made."""
+    path = FOLDER / place.partition(f"../{FOLDER.name}")[2].strip("/") / "notes.txt"
+    return [path.read_text(encoding="utf-8").strip()] if path.exists() else []
 
 
 def _verdicts(
