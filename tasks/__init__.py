@@ -36,7 +36,8 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:
     ``task.ema`` the weights are the average, as in evaluation.
 
     Args:
-        run: Run folder, whose best checkpoint is loaded, or a checkpoint of a task.
+        run: Run folder, whose best checkpoint is loaded, a checkpoint of a task, or a model folder
+            of ``export.py to=hub``: ``hf-hub:owner/name@revision`` or ``local-dir:FOLDER``.
         device: Where to predict, such as "cuda".
 
     Raises:

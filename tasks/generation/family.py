@@ -6,6 +6,7 @@ FAMILY = Family(
     name="generation",
     task="tasks.generation.task.GenerationTask",
     modality="noisy_image",
+    hub_task="unconditional-image-generation",
     unit="images",
     batch={"images": "(B, C, H, W)", "labels": "(B,)"},
     exact_inputs=True,

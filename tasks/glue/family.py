@@ -16,6 +16,7 @@ FAMILY = Family(
     name="glue",
     task="tasks.glue.task.GlueTask",
     modality="text",
+    hub_task="text-classification",
     unit="texts",
     batch={
         "tokens": "(B, L)", "segments": "(B, L)", "mask": "(B, L)",
