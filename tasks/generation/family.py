@@ -6,6 +6,7 @@ FAMILY = Family(
     name="generation",
     task="tasks.generation.task.GenerationTask",
     modality="noisy_image",
+    prompt="a class per line, by its name",
     hub_task="unconditional-image-generation",
     unit="images",
     batch={"images": "(B, C, H, W)", "labels": "(B,)"},
