@@ -104,7 +104,7 @@ def _answer(task: BaseTask, question: Question, folder: Path, most_pixels: int) 
     lines = [task.answer(row) for row in rows]
     result = {
         "answer": "\n".join(lines),
-        "rows": [to_json({**row, "input": _shown_name(question)}) for row in rows],
+        "rows": [json_value({**row, "input": _shown_name(question)}) for row in rows],
         "files": {
             files.relative(file): base64.b64encode(file.read_bytes()).decode()
             for file in sorted((folder / "files").rglob("*"))
@@ -193,12 +193,12 @@ def _as_url(picture: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
-def to_json(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return values that JSON has: arrays as lists, NaN as None."""
     if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
+        return [json_value(item) for item in value]
     if hasattr(value, "tolist"):
-        return to_json(value.tolist())
+        return json_value(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
