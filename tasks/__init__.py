@@ -47,6 +47,9 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:
     >>> [row["input"] for row in task.predict(["photo.png"])]
     ['photo.png']
     """
-    from tasks.engine.loading import load_run  # with it come torch, lightning and timm
+    from tasks.engine.quick_imports import quick_imports
 
-    return load_run(run, device)
+    with quick_imports():
+        from tasks.engine.loading import load_run  # with it come torch, lightning and timm
+
+        return load_run(run, device)

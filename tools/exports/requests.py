@@ -76,7 +76,7 @@ class Target:
     takes_runs: bool = False
 
 
-DENSE, EXPORT = "make install", "pip install -e '.[export]'"
+DENSE, EXPORT = 'pip install "mixerlab[dense]"', 'pip install "mixerlab[dense,export]"'
 SWITCH = ("false", "true")
 PARTS = ("classifier", "maps", "dense")
 GRAPHS: Mapping[str, Sequence[str]] = {"what": ("both", *PARTS), "network": ("all", *PARTS)}
