@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -20,6 +19,7 @@ import pytest
 from PIL import Image
 
 from tasks import load
+from tests.browser import CHROMIUM, Browser
 from tests.families import rest_slow
 from tests.runs import SMALLEST
 from tools import serve
@@ -220,68 +220,8 @@ def test_a_run_of_any_family_is_served(family, smallest_run):
             assert task.threshold == facts["threshold"]
 
 
-class Browser:
-    """Headless Chromium, driven through its pipe of null-terminated JSON."""
-
-    def __init__(self, folder):
-        to_read, self.to = os.pipe()
-        self.back, to_write = os.pipe()
-        command = f"exec {shutil.which('chromium')} --headless --no-sandbox --disable-gpu "
-        command += f"--remote-debugging-pipe --user-data-dir={folder} 3<&{to_read} 4>&{to_write}"
-        self.process = subprocess.Popen(
-            ["bash", "-c", command], pass_fds=(to_read, to_write), stderr=subprocess.DEVNULL
-        )
-        os.close(to_read)
-        os.close(to_write)
-        self.count, self.session, self.answers = 0, None, os.fdopen(self.back, "rb")
-
-    def call(self, method, **params):
-        self.count += 1
-        message = {"id": self.count, "method": method, "params": params}
-        message |= {"sessionId": self.session} if self.session else {}
-        os.write(self.to, json.dumps(message).encode() + b"\0")
-        while True:
-            text = b""
-            while (byte := self.answers.read(1)) != b"\0":
-                assert byte, "the browser ended"
-                text += byte
-            found = json.loads(text)
-            if found.get("id") == self.count:
-                assert "result" in found, found
-                return found["result"]
-
-    def open(self, url):
-        target = self.call("Target.createTarget", url=url)["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self.session = attached["sessionId"]
-
-    def value(self, expression):
-        return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
-
-    def wait(self, expression, seconds=60):
-        end = time.monotonic() + seconds
-        while not self.value(expression):
-            assert time.monotonic() < end, self.value("document.body.innerText")
-            time.sleep(0.1)
-
-    def choose(self, selector, file):
-        root = self.call("DOM.getDocument")["root"]["nodeId"]
-        node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
-        self.call("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
-
-    def picture(self, file):
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(shot["data"]))
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.answers.close()
-        os.close(self.to)
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_the_page_in_a_browser(smallest_run, tmp_path):
     """A detector's photograph, its answer, the slider, the map, and a broken file."""
     command = [sys.executable, ROOT / "tools" / "serve.py", "port=0"]
