@@ -215,9 +215,9 @@ def _question(content: bytes, options: Mapping[str, str]) -> Question:
     Raises:
         ValueError: An option is unknown or has another form.
     """
-    others = set(options) - {"name", "threshold", "draw", "explain"}
-    if others:
-        raise ValueError(f"{min(others)}= is unknown; there are name, threshold, draw, explain")
+    strangers = set(options) - {"name", "threshold", "draw", "explain"}
+    if strangers:
+        raise ValueError(f"{min(strangers)}= is unknown; there are name, threshold, draw, explain")
     for key in ("draw", "explain"):
         if options.get(key, "1") not in SWITCHES:
             raise ValueError(f"{key}= must be 0 or 1, got {options[key][:20]!r}")
