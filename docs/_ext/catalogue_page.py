@@ -37,7 +37,8 @@ KINDS = {  # of packages whose names do not say it
 }  # fmt: skip
 TEXT = """# Catalogue of mixers
 
-All mixers with their default options, alone, for C = 64 channels. N is the number of tokens. The
+All mixers with their default options, alone, for C = 64 channels. N is the number of tokens. A
+click on a column's head sorts, so that the cheapest mixers come first, and words filter. The
 parameters are those of a map of 14 x 14, where they depend on it. "MACs grow as" is the order in N
 and C between large maps and widths: an exponent that is no whole number means that two orders are
 close to each other, or that the width follows the map. "time grows as" is measured by
@@ -72,15 +73,22 @@ def row_of(entry: MixerEntry, exponents: dict[str, str], times: dict[str, str]) 
         year[0] if year else "",
         _kind(entry),
         options,
-        order(entry.name),
+        formula(order(entry.name)),
         f"{parameters(entry.name, DIM, SMALL):,}",
         f"{macs(entry.name, DIM, SMALL) / 1e6:.2f} M",
         f"{macs(entry.name, DIM, LARGE) / 1e6:.2f} M",
-        exponents.get(entry.name, ""),
+        ", ".join(map(formula, filter(None, exponents.get(entry.name, "").split(", ")))),
         times.get(entry.name, ""),
         "yes" if is_bound(entry) else "no",
         f"all {len(able)}" if not unfit else f"all {len(able)} but {', '.join(unfit)}",
     ]
+
+
+def formula(text: str) -> str:
+    """Return powers such as ``N C^1.9`` as a formula of Markdown."""
+    if text == "none":
+        return text
+    return "$" + re.sub(r"\^(-?[0-9.]+)", r"^{\1}", text) + "$"
 
 
 def _kind(entry: MixerEntry) -> str:

@@ -39,7 +39,7 @@ def test_a_row_counts_and_measures(catalogue):
     assert (row["year"], row["kind"], row["bound to the grid"]) == ("2021", "attention", "no")
     assert row["options"] == "`num_heads`, `qkv_bias`"
     assert row["parameters"] == f"{4 * 64 * 64 + 4 * 64 + 1:,}"
-    assert (row["MACs, N = 196"], row["time grows as"]) == ("4.82 M", "N^1")
+    assert (row["MACs, N = 196"], row["time grows as"]) == ("4.82 M", "$N^{1}$")
     assert row["µs per token"] == "3, 2, 1"
     assert row["hosts"].startswith("all ")
     assert catalogue.is_bound(find_mixer("global_filter"))
