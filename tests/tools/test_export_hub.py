@@ -68,6 +68,17 @@ def test_a_run_of_any_family_opens_from_its_folder(family, smallest_run, tmp_pat
         assert str(run.parents[2]) not in text
 
 
+def test_a_folder_is_exported_as_a_run_is(changed, tmp_path, capsys):
+    """Also one of a stranger whose config names neither seed nor schedule."""
+
+    def shorten(content):
+        for name in ("seed", "optimizer", "schedule", "choices"):
+            content["config"].pop(name)
+
+    words = [f"ckpt={changed(shorten)}", "to=timm", f"out={tmp_path / 'timm'}"]
+    assert export.main(words) == 0, capsys.readouterr().err
+
+
 def test_the_card_has_the_interval_of_the_tested_metric(smallest_run, model_folder):
     lines = (model_folder / "README.md").read_text().splitlines()
     (row,) = [line for line in lines if line.startswith("| top1 |")]

@@ -33,7 +33,7 @@ from tools.comparison.table import read_answers
 from tools.exports.requests import ExportRequest
 
 CARD = "README.md"
-KEPT = ("task_name", "keep_classifier", "protocol", "choices", *GROUPS)  # of a run's config
+KEPT = ("task_name", "seed", "keep_classifier", "protocol", "choices", *GROUPS)  # of a run's config
 READ = ("backbone", "head", "data.tokenizer")  # whose files prediction reads
 TEXT = """---
 {header}---

@@ -113,6 +113,7 @@ def open_saved(path: str | Path) -> Saved:
     if not entries:
         return Saved(checkpoint, None)
     config = check_run_config(checkpoint.with_name(HUB_CONFIG), entries.get("config"))
+    config.setdefault("seed", 0)
     check_strangers(config, checkpoint)
     return Saved(checkpoint, SavedRun(checkpoint.parent, checkpoint, config))
 
