@@ -91,6 +91,9 @@ def export(request: ExportRequest) -> list[Path]:
         raise ValueError("to=hub takes a trained run; pass ckpt=<run folder>")
     task = open_task(request.ckpt)
     config = _portable({key: run[key] for key in KEPT if key in run})
+    # The data of a run decide some options, such as the number of words; a folder has no data.
+    decided = getattr(task.data, "backbone_arguments", {})
+    config["backbone"] |= {k: v for k, v in decided.items() if k in config["backbone"]}
     config["backbone"]["pretrained"] = None
     entries = {RECORD: checkpoint.record, BUILT: config, **task.target_state()}
     if checkpoint.step is not None:
