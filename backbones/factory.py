@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, PrefixMixing, Slot
 from backbones.checkpoints.equations import plain_value
+from backbones.checkpoints.hub import backbone_options, is_model_source, open_model_folder
 from backbones.fast import fast as convert_to_fast
 from backbones.layers.pooling import correct_pooling
 from backbones.mixer_selection import Choice, Typed, names_of, read_choices, resolve, spread
@@ -137,10 +138,13 @@ def create_backbone(
     """Build a registered backbone.
 
     Args:
-        name: One of ``list_backbones()``.
+        name: One of ``list_backbones()``, or the source of a model folder that ``export.py to=hub``
+            made: ``hf-hub:owner/name@revision`` or ``local-dir:FOLDER``. Weights and options are
+            then the folder's; options that differ from their defaults here override them.
         pretrained: True for timm's published weights (needs network once), or the path of a
-            .pth/.ckpt/.safetensors file of ours, timm's or the authors'. A replaced mixer that is
-            missing from the file keeps its initialisation; any other difference is an error.
+            .pth/.ckpt/.safetensors file of ours, timm's or the authors', or a source as for
+            ``name``. A replaced mixer that is missing from the file keeps its initialisation; any
+            other difference is an error.
         img_size: Build resolution (side or (H, W)), 224 by default; other sizes run too. A host
             for signals takes their length L, which is a grid of (1, L).
         in_chans: Channels of the images, 1 to 12. Weights for 3 are adapted as timm does: summed
@@ -181,9 +185,6 @@ def create_backbone(
     [(2, 192, 4, 6)]
     """
     check_value("name", name, str)
-    name, mixer = join_mixer(name, mixer)
-    host, mixer_name = look_up(name)
-    name = host.name if mixer_name is None else f"{host.name}_{mixer_name}"
     settings: dict[str, Any] = {
         "pretrained": pretrained, "img_size": img_size, "in_chans": in_chans,
         "drop_path_rate": drop_path_rate,
@@ -191,6 +192,12 @@ def create_backbone(
         "grad_checkpointing": grad_checkpointing, "frozen_stages": frozen_stages,
         "norm_eval": norm_eval, "lora": lora,
     }  # fmt: skip
+    if is_model_source(name):
+        return _create_described(name, settings | {"fast": fast} | host_kwargs)
+    name, mixer = join_mixer(name, mixer)
+    settings["mixer"] = mixer
+    host, mixer_name = look_up(name)
+    name = host.name if mixer_name is None else f"{host.name}_{mixer_name}"
     adapters = _lora_options(lora)
     check_arguments(create_backbone, {**settings, "fast": fast}, "backbone")
     _check_kept(host, host_kwargs)
@@ -233,19 +240,12 @@ def create_backbone(
     backbone.made_by = {"name": name, **settings, **host_kwargs, "pretrained": None}
     backbone.create = create_backbone
     backbone.record = _record(backbone, host, channel, token, options)
-    is_without = backbone.had_prefix and not backbone.num_prefix_tokens
-    if overrides.keys() & host.without_prefix and is_without:
-        causes = (m for m in swapped if host_overrides_of(host, m).keys() & host.without_prefix)
-        cause = next(causes)
-        logger.info("%s with %s lacks the class token and pools the map", host.name, cause)
+    _log_pooling(backbone, host, swapped)
     if backbone.in_chans != in_chans:
         backbone.set_in_chans(in_chans, keep_weights=config.pretrained)
     untrained: tuple[str, ...] = tuple(backbone.mixers()) if pretrained is True else ()
     if isinstance(pretrained, str | Path):
-        from backbones.checkpoints.adoption import adopt
-        from backbones.checkpoints.opening import open_checkpoint
-
-        untrained = adopt(backbone, open_checkpoint(pretrained)).initialised
+        untrained = _load_weights(backbone, pretrained)
     if adapters is not None:
         from backbones.lora import add_adapters, warn_of_random_weights
 
@@ -259,6 +259,32 @@ def create_backbone(
     backbone.set_grad_checkpointing(grad_checkpointing)
     backbone.train()
     return convert_to_fast(backbone) if fast else backbone
+
+
+def _create_described(source: str, options: Mapping[str, Any]) -> Backbone:
+    """Build the backbone of a model folder; options that differ from the usual ones override."""
+    usual = keywords(create_backbone)
+    changes = {key: value for key, value in options.items() if value != usual.get(key, ...)}
+    return create_backbone(**{**backbone_options(source), **changes})
+
+
+def _log_pooling(backbone: Backbone, host: HostEntry, swapped: Sequence[str | None]) -> None:
+    """Log the mixer that takes the class token away."""
+    causes = [m for m in swapped if host_overrides_of(host, m).keys() & host.without_prefix]
+    if causes and backbone.had_prefix and not backbone.num_prefix_tokens:
+        logger.info("%s with %s lacks the class token and pools the map", host.name, causes[0])
+
+
+def _load_weights(backbone: Backbone, file: str | Path) -> tuple[str, ...]:
+    """Load a file into a backbone; return the keys that it lacks."""
+    from backbones.checkpoints.adoption import adopt
+    from backbones.checkpoints.opening import open_checkpoint
+
+    report = adopt(backbone, open_checkpoint(file))
+    if is_model_source(file):
+        source = open_model_folder(str(file)).source
+        backbone.record = {**backbone.record, "weights_from": source}
+    return report.initialised
 
 
 def _check_kept(host: HostEntry, given: Mapping[str, Any]) -> None:

@@ -164,9 +164,7 @@ def require_peft() -> None:
         ValueError: It is missing.
     """
     if importlib.util.find_spec("peft") is None:
-        raise ValueError(
-            "backbone.lora needs peft; type pip install -c constraints.txt -e '.[lora]'"
-        )
+        raise ValueError('backbone.lora needs peft; type: pip install "mixerlab[lora]"')
 
 
 def is_part(name: str, parts: Sequence[str]) -> bool:

@@ -39,5 +39,6 @@ html_theme = "furo"
 html_title = "MixerLab"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["tables.js"]
 html_copy_source = False
 html_show_sourcelink = False

@@ -36,7 +36,8 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:
     ``task.ema`` the weights are the average, as in evaluation.
 
     Args:
-        run: Run folder, whose best checkpoint is loaded, or a checkpoint of a task.
+        run: Run folder, whose best checkpoint is loaded, a checkpoint of a task, or a model folder
+            of ``export.py to=hub``: ``hf-hub:owner/name@revision`` or ``local-dir:FOLDER``.
         device: Where to predict, such as "cuda".
 
     Raises:
@@ -46,6 +47,9 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:
     >>> [row["input"] for row in task.predict(["photo.png"])]
     ['photo.png']
     """
-    from tasks.engine.loading import load_run  # with it come torch, lightning and timm
+    from tasks.engine.quick_imports import quick_imports
 
-    return load_run(run, device)
+    with quick_imports():
+        from tasks.engine.loading import load_run  # with it come torch, lightning and timm
+
+        return load_run(run, device)

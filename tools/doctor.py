@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.cli.command import exit_with
 from tools.installation.checks import FILES, Check, check_python, run_checks
-from tools.installation.packages import IN_VENV, VENV, Package, list_packages, tasks_with
+from tools.installation.packages import IN_VENV, REPAIR, VENV, Package, list_packages, tasks_with
 
 
 def core_is_fine(rows: Iterable[Package], checks: Iterable[Check]) -> bool:
@@ -51,8 +51,8 @@ def summary(rows: list[Package], checks: list[Check]) -> str:
     if not core_is_fine(rows, checks):
         if core_is_fine(rows, [check for check in checks if check.name != FILES]):
             return "Nothing can run until the file above is fixed."
-        remedy = ".venv/bin/python tools/doctor.py" if VENV.exists() else "make install"
-        return f"Nothing can run with this Python. Type: {'make install' if IN_VENV else remedy}"
+        remedy = ".venv/bin/python tools/doctor.py" if VENV.exists() else REPAIR
+        return f"Nothing can run with this Python. Type: {REPAIR if IN_VENV else remedy}"
     from tasks.engine.family import families
 
     lacking = {task for row in rows if row.status == "missing" and row.group

@@ -14,6 +14,9 @@ usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
   what=both            onnx, torch_export: classifier, maps, or dense (maps for dense prediction);
                        the default is all that the checkpoint has; each graph takes minutes
   standalone=false     mmdet, mmseg, mmpretrain; true: include a copy of the package backbones
+  repo= private=false licence=apache-2.0 test=
+                       hub: where to push it, the licence of the weights, and the folder of a
+                       mode=test run whose metrics the card shows (default: those of the run)
 
 Each export is loaded as its user will load it, and its outputs must equal the original's. The
 folder appears when all is done; progress is printed to stderr. list tries every pair.
@@ -33,6 +36,7 @@ from typing import Any
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from backbones.options import unknown
 from tasks.engine.family import ANY, find_family
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import REFUSALS, exit_with, run_command
@@ -54,13 +58,14 @@ SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "",
 }  # fmt: skip
 LEAST_SIDE = 64  # of the images that graphs of any size are recorded with
-LIST = {"backbone": "*", "to": ",".join(TARGETS), "image_size": "64", "format": "table"}
+OF_BACKBONES = [name for name, target in TARGETS.items() if not target.takes_runs]
+LIST = {"backbone": "*", "to": ",".join(OF_BACKBONES), "image_size": "64", "format": "table"}
 # Options of a backbone that the export sets itself.
 DECIDED_BY_EXPORT = {
     "pretrained": "pass the file as ckpt=",
     "dense": "each target takes the form it needs; use what=dense to choose it",
 }
-COLUMNS = {name: (name, "{}") for name in ("backbone", *TARGETS, "note")}
+COLUMNS = {name: (name, "{}") for name in ("backbone", *OF_BACKBONES, "note")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,13 +107,15 @@ def export(arguments: Sequence[str]) -> list[Path]:
         find_family(run["task_name"]) if run else None,
     )
     check_exported(run, name, to)
-    if exported_family(run, name).graph:
+    if exported_family(run, name).graph and not target.takes_runs:
         from tools.exports import whole_network
 
         function = whole_network.export
     for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed_options:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
+    if target.takes_runs and typed_options:
+        raise ValueError(f"to={to} takes a run as it is; leave backbone.{min(typed_options)} out")
     network_options = merge_options(run_options(run, name), typed_options)
     size = _checked_size(options["image_size"] or _run_image_size(run, to))
     network = name_with_model(name, network_options.get("model"))
@@ -168,8 +175,8 @@ def list_exports(options: dict[str, str]) -> list[Record]:
     """Try every pair; return one record per backbone with yes or no per target, and the reasons."""
     targets = options["to"].split(",")
     for to in targets:
-        if to not in TARGETS:
-            exporter(to)  # raises with the nearest name
+        if to not in OF_BACKBONES:
+            raise ValueError(unknown("target of list", to, OF_BACKBONES))
     size = _checked_size(options["image_size"])
     records, report = [], progress_printer()
     for name in select_backbones(options["backbone"]):

@@ -9,8 +9,8 @@ usage: python tools/lipschitz.py [key=value ...]
   ckpt=PATH                run folder or checkpoint of the backbone (default: random weights)
   block=PATTERN            blocks to bound, such as 'blocks.0.*' (default: all)
   form=joint               joint, or split: one bound per branch, summed as in the IFFN paper
-  method=auto              reduced, or sdp (needs cvxpy: pip install -e '.[lipschitz]'); auto uses
-                           sdp for mixers with few channels
+  method=auto              reduced, or sdp (pip install "mixerlab[lipschitz]"); auto uses sdp for
+                           mixers with few channels
   solver=CLARABEL          CLARABEL or SCS, with method=sdp
   iterations=600           maximum steps per temperature of method=reduced; fewer are faster and
                            give a looser, equally valid bound

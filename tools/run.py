@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from tasks.engine.loops import signals  # noqa: E402
 from tasks.engine.optimisation import automatic  # noqa: E402
+from tasks.engine.quick_imports import quick_imports  # noqa: E402
 from tasks.engine.run_folder.run_config import RunConfig  # noqa: E402
 from tools.cli.command import exit_with  # noqa: E402
 from tools.cli.errors import one_line_errors  # noqa: E402
@@ -46,7 +47,7 @@ from tools.config.overrides import (  # noqa: E402
 )
 from tools.config.run_config import job_config, log_differences  # noqa: E402
 from tools.runs import folder as run_folder  # noqa: E402
-from tools.runs.garbage import freeze_heap, paused_collection  # noqa: E402
+from tools.runs.garbage import freeze_heap  # noqa: E402
 from tools.runs.nodes import NODES  # noqa: E402
 from tools.runs.process_group import following_first_process, processes  # noqa: E402
 
@@ -127,8 +128,8 @@ def compared_with_paper(config: RunConfig, facts: dict[str, Any]) -> dict[str, A
 
 
 def _run(config: RunConfig, swept: Sequence[str] | None) -> None:
-    with paused_collection():  # torch, Lightning and the toolkits: after the command is checked
-        import tasks.engine.loading  # noqa: F401 - imported here, where collection is paused
+    with quick_imports():  # torch, Lightning and the toolkits: after the command is checked
+        import tasks.engine.loading  # noqa: F401 - imported here, where it is quick
         from tools.runs import lock, report
         from tools.runs.components import build_components, check_config, execute
         from tools.runs.logger_setup import closing_loggers

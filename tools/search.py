@@ -77,7 +77,7 @@ def search(words: Sequence[str], options: Mapping[str, str]) -> None:
         import optuna
     except ImportError as error:
         raise ValueError(
-            "search.py needs the package optuna: pip install -c constraints.txt -e '.[search]'"
+            'search.py needs the package optuna: pip install "mixerlab[search]"'
         ) from error
     from filelock import FileLock, Timeout
 

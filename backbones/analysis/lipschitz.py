@@ -126,7 +126,7 @@ def lipschitz_bound(
         method = "sdp" if has_cvxpy and sum(stacked.w0.shape) <= SMALL else "reduced"
     if method == "sdp" and not has_cvxpy:
         raise ValueError(
-            "method sdp needs cvxpy and its solvers: pip install -e '.[lipschitz]'; or use "
+            'method sdp needs cvxpy and its solvers: pip install "mixerlab[lipschitz]"; or use '
             "method=reduced"
         )
     start = time.perf_counter()

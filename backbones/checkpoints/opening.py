@@ -17,6 +17,7 @@ from torch import Tensor
 from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.folders import read_sharded, weights_in
 from backbones.checkpoints.foreign import objects_in, other_kind, read_foreign, refused_names
+from backbones.checkpoints.hub import is_model_source, open_model_folder, read_entries
 from backbones.checkpoints.keys import NETWORK, strip_wrappers, without_inner_wrappers
 from backbones.checkpoints.schema import FREE, SHARED, check_parts, check_tensors
 from backbones.checkpoints.seal import KEY, DamagedCheckpoint, verify
@@ -168,7 +169,7 @@ def open_checkpoint(
     """Open a .pth/.pt/.ckpt/.safetensors file of ours, Lightning's, timm's, mmengine's or authors'.
 
     Args:
-        path: The file, or a folder with one, such as a run's or one of the Hugging Face hub.
+        path: The file, a folder with one, such as a run's, or a model folder, ``hf-hub:...``.
         values_only: Read all entries except the weights: tensors of today's format stay on the
             disk, and the checksum is skipped.
         map_location: Device of the tensors, as for ``torch.load``.
@@ -178,7 +179,7 @@ def open_checkpoint(
         DamagedCheckpoint: Its schema or checksum is wrong.
         ValueError: The file is missing, or has a newer format.
     """
-    path = Path(path)
+    path = open_model_folder(str(path)).weights if is_model_source(path) else Path(path)
     if path.is_dir():
         path = weights_in(path)
     if not path.is_file():
@@ -203,7 +204,9 @@ def _read(path: Path, mmap: bool, map_location: Any) -> object:
         if path.name.endswith(".index.json"):
             return read_sharded(path, lambda shard: _read(shard, mmap, map_location))
         if _is_safetensors(path):
-            return safetensors.torch.load_file(path)
+            tensors = safetensors.torch.load_file(path)
+            entries = read_entries(path)
+            return {"state_dict": dict(sorted(tensors.items())), **entries} if entries else tensors
         _refuse_expansion(path)
         kind = other_kind(path)
         if kind is not None:

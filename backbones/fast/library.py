@@ -34,7 +34,8 @@ def _load_once() -> str:
         if fault != MISSING:
             faults.append(f"{path.name} {fault}")
     reason = faults[0] if faults else "not compiled for this torch and processor"
-    return f"{reason}; type: make install"
+    is_checkout = (Path(__file__).parents[2] / "Makefile").exists()
+    return f"{reason}; {'type: make install' if is_checkout else 'a checkout compiles them'}"
 
 
 def _load_file(path: Path) -> str:

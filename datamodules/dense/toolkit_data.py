@@ -332,7 +332,7 @@ def require_package(name: str) -> None:
         with contextlib.redirect_stdout(io.StringIO()):  # hides notes on missing optional parts
             importlib.import_module(name)
     except ImportError as error:
-        remedy = "`make install` installs it"
+        remedy = 'type: pip install "mixerlab[dense]"'
         if error.name == MMCV_OPERATORS:
             remedy = "put `import heads` first, which provides mmcv's operators"
         raise ImportError(

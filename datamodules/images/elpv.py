@@ -72,8 +72,8 @@ class ElpvDataModule(ClassificationDataModule):
             package = importlib.util.find_spec("elpv_dataset")
             if package is None or package.origin is None:
                 raise ValueError(
-                    "data=elpv needs the package elpv-dataset: type pip install -c constraints.txt "
-                    f"-e '.[elpv]', or pass {self.example}"
+                    'data=elpv needs the package elpv-dataset: type pip install "mixerlab[elpv]", '
+                    f"or pass {self.example}"
                 )
             self.root = Path(package.origin).parent / "data"
         return super().folder

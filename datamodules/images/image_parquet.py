@@ -79,8 +79,7 @@ class ImageParquetDataModule(ClassificationDataModule):
         """Check the shards, copy them on first use, and open the copies."""
         if find_spec("datasets") is None:
             raise ValueError(
-                "parquet shards need the package datasets; type "
-                "pip install -c constraints.txt -e '.[parquet]'"
+                'parquet shards need the package datasets; type: pip install "mixerlab[parquet]"'
             )
         shards = {split: find_shards(self.folder, names) for split, names in SPLITS.items()}
         rows = {split: [self._rows_of(shard) for shard in files] for split, files in shards.items()}

@@ -25,7 +25,7 @@ WIDE, WIDER = 512, 1024
 MEASURED = "token_mixers.json"  # of a folder of measurements
 HEAD = [
     "mixer", "paper", "year", "kind", "options", "MACs grow as", "parameters", "MACs, N = 196",
-    "MACs, N = 3,136", "time grows as", "bound to the grid", "hosts",
+    "MACs, N = 3,136", "time grows as", "µs per token", "bound to the grid", "hosts",
 ]  # fmt: skip
 KINDS = {  # of packages whose names do not say it
     "afbo": "bilinear", "sbm": "bilinear", "iffn": "feed-forward", "feed_forward": "feed-forward",
@@ -37,12 +37,14 @@ KINDS = {  # of packages whose names do not say it
 }  # fmt: skip
 TEXT = """# Catalogue of mixers
 
-All mixers with their default options, alone, for C = 64 channels. N is the number of tokens. The
+All mixers with their default options, alone, for C = 64 channels. N is the number of tokens. A
+click on a column's head sorts, so that the cheapest mixers come first, and words filter. The
 parameters are those of a map of 14 x 14, where they depend on it. "MACs grow as" is the order in N
 and C between large maps and widths: an exponent that is no whole number means that two orders are
 close to each other, or that the width follows the map. "time grows as" is measured by
 `python docs/_ext/measure.py tokens` for token mixers of linear cost: from 196 to 12,544 tokens,
-where fixed costs let it be below N, and from 3,136 to 12,544. A mixer bound to the grid
+where fixed costs let it be below N, and from 3,136 to 12,544. "µs per token" has the times on one
+core at 14 x 14, 56 x 56 and 112 x 112 (N = 196, 3,136 and 12,544). A mixer bound to the grid
 interpolates or computes tables anew at other map sizes. "hosts" excludes those whose modality or
 width the mixer does not fit; hosts of text also refuse, when they are built, mixers that read
 padding or later tokens.
@@ -52,15 +54,15 @@ padding or later tokens.
 def pages() -> dict[str, str]:
     """Return the page."""
     parts = [TEXT]
-    exponents = measured_exponents()
+    exponents, times = measured_exponents(), measured_times()
     for kind in ("token", "channel"):
-        rows = [row_of(find_mixer(name), exponents) for name in list_mixers(kind)]
+        rows = [row_of(find_mixer(name), exponents, times) for name in list_mixers(kind)]
         parts.append(f"## {kind.title()} mixers\n\n{table(HEAD, rows)}")
     return {"mixers/catalogue": "\n\n".join(parts) + "\n"}
 
 
-def row_of(entry: MixerEntry, exponents: dict[str, str]) -> list[str]:
-    """Return a mixer's row of the table, with the powers of N that were measured."""
+def row_of(entry: MixerEntry, exponents: dict[str, str], times: dict[str, str]) -> list[str]:
+    """Return a mixer's row of the table, with the powers of N and times that were measured."""
     year = re.search(r"\b(?:19|20)\d\d\b", entry.source)
     options = ", ".join(f"`{name}`" for name in mixer_options(entry.name)) or "none"
     able = [host for host in hosts().values() if entry.kind in host.slots]
@@ -71,14 +73,22 @@ def row_of(entry: MixerEntry, exponents: dict[str, str]) -> list[str]:
         year[0] if year else "",
         _kind(entry),
         options,
-        order(entry.name),
+        formula(order(entry.name)),
         f"{parameters(entry.name, DIM, SMALL):,}",
         f"{macs(entry.name, DIM, SMALL) / 1e6:.2f} M",
         f"{macs(entry.name, DIM, LARGE) / 1e6:.2f} M",
-        exponents.get(entry.name, ""),
+        ", ".join(map(formula, filter(None, exponents.get(entry.name, "").split(", ")))),
+        times.get(entry.name, ""),
         "yes" if is_bound(entry) else "no",
         f"all {len(able)}" if not unfit else f"all {len(able)} but {', '.join(unfit)}",
     ]
+
+
+def formula(text: str) -> str:
+    """Return powers such as ``N C^1.9`` as a formula of Markdown."""
+    if text == "none":
+        return text
+    return "$" + re.sub(r"\^(-?[0-9.]+)", r"^{\1}", text) + "$"
 
 
 def _kind(entry: MixerEntry) -> str:
@@ -90,13 +100,27 @@ def _kind(entry: MixerEntry) -> str:
 
 def measured_exponents() -> dict[str, str]:
     """Return the measured powers of N, on all maps and in the last step, by mixer."""
-    files = sorted(FOLDER.glob(f"*/{MEASURED}"))
-    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    newest = max(contents, key=lambda content: content["date"], default=None)
-    if newest is None:
-        return {}
+    newest = _newest()
     place = newest["columns"].index("exponent")
     return {row[0].strip("`"): f"N^{row[place]}, N^{row[place + 1]}" for row in newest["rows"]}
+
+
+def measured_times() -> dict[str, str]:
+    """Return the measured times per token on the three maps, by mixer."""
+    newest = _newest()
+    end = newest["columns"].index("exponent")
+    return {
+        row[0].strip("`"): ", ".join(f"{float(cell):.3g}" for cell in row[1:end])
+        for row in newest["rows"]
+    }
+
+
+@cache
+def _newest() -> dict[str, Any]:
+    """Return the newest measurement of token mixers."""
+    files = sorted(FOLDER.glob(f"*/{MEASURED}"))
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return max(contents, key=lambda content: str(content["date"]))
 
 
 def order(name: str) -> str:

@@ -115,7 +115,7 @@ def growth(machine: str, options: list[str], records: list[dict[str, Any]]) -> d
         timed.setdefault(one["mixer"], []).append(one)
     rows = []
     for name, (first, *_, before, last) in sorted(timed.items()):
-        micros = [f"{one['us_per_token']:.3f}" for one in (first, last)]
+        micros = [f"{one['us_per_token']:.3f}" for one in (first, before, last)]
         step = math.log(last["us_per_token"] / before["us_per_token"])
         step /= math.log(_tokens(last) / _tokens(before))
         rows.append([f"`{name}`", *micros, f"{last['exponent']:.2f}", f"{1 + step:.2f}"])
@@ -130,8 +130,8 @@ def growth(machine: str, options: list[str], records: list[dict[str, Any]]) -> d
             "Time grows as N to the exponent: from the first map to the last, and in the last step."
         ],
         "columns": [
-            "mixer", f"us per token at {grids[0]}", f"at {grids[2]}", "exponent",
-            f"exponent from {grids[1]}",
+            "mixer", f"us per token at {grids[0]}", *(f"at {grid}" for grid in grids[1:]),
+            "exponent", f"exponent from {grids[1]}",
         ],
         "rows": rows,
     }  # fmt: skip

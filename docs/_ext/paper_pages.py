@@ -57,12 +57,12 @@ def pages() -> dict[str, str]:
 def _page(paper: str) -> str:
     text = PAGE.format(name=paper, title=paper_counts.title(paper))
     rows = [
-        [row.table, _experiment(row), paper_counts.verdict(row), *_figures(row)]
+        [_experiment(row), row.table, paper_counts.verdict(row), *_figures(row)]
         for row in paper_counts.rows(paper)
     ]
     head = [
-        "table",
         "experiment",
+        "table",
         "counts",
         "reports",
         "paper M, G",

@@ -169,9 +169,7 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
     """
     if importlib.util.find_spec(toolkit) is None:
         task = {"mmdet": "detection", "mmseg": "segmentation"}[toolkit]
-        raise ValueError(
-            f"task={task} needs {toolkit}; type make install, or pip install -e '.[dense]'"
-        )
+        raise ValueError(f'task={task} needs {toolkit}; type: pip install "mixerlab[dense]"')
     from mmengine import Config
 
     config = _read_base(toolkit, name)

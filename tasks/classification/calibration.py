@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassCalibrationError
@@ -98,6 +97,7 @@ class TemperatureFit(Metric):
         logits = dim_zero_cat(self.logits).double()
         if (logits.argmax(1) == labels).all():
             return torch.ones(())
+        from scipy.optimize import minimize_scalar  # half a second, which prediction saves
 
         def loss(log_temperature: float) -> float:
             scaled = logits / torch.tensor(log_temperature, dtype=torch.float64).exp()

@@ -39,6 +39,7 @@ FAMILY = Family(
     name="classification",
     task="tasks.classification.task.ClassificationTask",
     modality="image",
+    hub_task="image-classification",
     unit="images",
     batch={"image": "(B, 3, H, W)", "label": "(B,)"},
     targets=("classes",),

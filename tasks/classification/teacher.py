@@ -16,6 +16,7 @@ from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from backbones import list_backbones
+from backbones.checkpoints.hub import quick_offline
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_value
 from heads.distillation import Distillation, TeacherLogits
@@ -261,7 +262,8 @@ def _build_timm(name: str, file: str | Path | None, class_names: Sequence[str]) 
         )
     _check_count(source.num_classes, class_names, name)
     try:
-        return timm.create_model(name, pretrained=True)
+        with quick_offline():
+            return timm.create_model(name, pretrained=True)
     except (OSError, RuntimeError, ValueError) as error:
         where = f"model.safetensors from huggingface.co/{source.hf_hub_id}"
         raise ValueError(

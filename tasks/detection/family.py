@@ -22,6 +22,7 @@ FAMILY = Family(
     name="detection",
     task="tasks.detection.task.DetectionTask",
     modality="image",
+    hub_task="object-detection",
     unit="images",
     batch={"inputs": "list of (3, H, W)", "data_samples": "list of DetDataSample"},
     targets=("classes",),

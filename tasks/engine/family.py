@@ -138,6 +138,8 @@ class Family:
             per value, that returns further figures of such a sweep; empty for none.
         averaged_values: The values that the published rows average; empty if rows are single runs.
         channels_first: True if an input without its batch begins with its channels.
+        prompt: What users type as an input, for families whose inputs are texts; empty for files.
+        hub_task: Name of the task on the Hugging Face hub, ``pipeline_tag``; empty if it has none.
     """
 
     name: str
@@ -170,6 +172,8 @@ class Family:
     pooled: str = ""
     averaged_values: tuple[int, ...] = ()
     channels_first: bool = True
+    hub_task: str = ""
+    prompt: str = ""
 
     @property
     def table_metric(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from backbones import Backbone, create_backbone
+from backbones.checkpoints.hub import is_model_source
 from backbones.checkpoints.opening import Checkpoint
 from backbones.options import check_arguments, check_complete
 from backbones.options.schemas import validate
@@ -24,7 +25,7 @@ from tasks.engine.instantiate import build, check_group, check_target
 from tasks.engine.optimisation.optimizer import build_optimizer, learning_rate_factor
 from tasks.engine.run_folder.earlier_releases import with_current_targets, with_earlier_options
 from tasks.engine.run_folder.run_config import RunConfig
-from tasks.engine.run_folder.saved_runs import open_saved
+from tasks.engine.run_folder.saved_runs import lasting_path, open_saved
 from tasks.engine.run_folder.schemas import BuiltNetwork
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ def open_task(path: str | Path) -> BaseTask:
     data.predict_only(**targets)
     task = build_task(config, data)
     task.load_weights(checkpoint)
-    task.data, task.source = data, Path(path)
+    task.data, task.source = data, Path(lasting_path(str(path)) if is_model_source(path) else path)
     return task
 
 

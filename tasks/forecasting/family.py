@@ -6,6 +6,7 @@ FAMILY = Family(
     name="forecasting",
     task="tasks.forecasting.task.ForecastingTask",
     modality="series",
+    hub_task="time-series-forecasting",
     unit="windows",
     batch={"series": "(B, L, M)", "future": "(B, T, V)"},
     exact_inputs=True,

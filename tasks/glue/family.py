@@ -16,6 +16,8 @@ FAMILY = Family(
     name="glue",
     task="tasks.glue.task.GlueTask",
     modality="text",
+    prompt="a text per line; a tab separates the two of a pair",
+    hub_task="text-classification",
     unit="texts",
     batch={
         "tokens": "(B, L)", "segments": "(B, L)", "mask": "(B, L)",

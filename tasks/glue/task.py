@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from PIL import Image, ImageDraw
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from backbones.checkpoints.opening import Checkpoint
@@ -210,6 +209,8 @@ def measure(name: str, guesses: Tensor, labels: Tensor) -> float:
     if guesses.std(correction=0) == 0 or labels.std(correction=0) == 0:
         return 0.0
     if name == "spearman":
+        from scipy.stats import spearmanr  # a second, which prediction saves
+
         return float(spearmanr(guesses.cpu().numpy(), labels.cpu().numpy()).statistic)
     # Of two classes, Pearson's correlation is Matthews'.
     return torch.corrcoef(torch.stack([guesses, labels]))[0, 1].item()

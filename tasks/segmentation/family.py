@@ -19,6 +19,7 @@ FAMILY = Family(
     name="segmentation",
     task="tasks.segmentation.task.SegmentationTask",
     modality="image",
+    hub_task="image-segmentation",
     unit="images",
     batch={"inputs": "list of (3, H, W)", "data_samples": "list of SegDataSample"},
     targets=("classes",),

@@ -10,6 +10,7 @@ FAMILY = Family(
     name="super_resolution",
     task="tasks.super_resolution.task.SuperResolutionTask",
     modality="low_resolution_image",
+    hub_task="image-to-image",
     unit="images",
     batch={"low": "(B, 3, H, W)", "high": "(B, 3, r H, r W)"},
     exact_inputs=True,

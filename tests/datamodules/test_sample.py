@@ -80,7 +80,7 @@ def test_splits_have_different_digits_and_photos():
 def test_toolkits_are_imported_late(cache, monkeypatch):
     for kind, package in ((SampleDetection, "mmdet"), (SampleSegmentation, "mmseg")):
         monkeypatch.setitem(sys.modules, f"{package}.datasets", None)
-        with pytest.raises(ImportError, match=rf"needs {package}.*`make install`"):
+        with pytest.raises(ImportError, match=rf"needs {package}.*pip install"):
             small(kind, cache).setup()
 
 

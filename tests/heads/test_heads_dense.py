@@ -123,7 +123,7 @@ def test_other_heads_backbones_and_a_missing_toolkit_are_rejected(make, task, pa
         with pytest.raises(ValueError, match=rf"create_backbone\('{name}', dense=True\)"):
             make(create_backbone(name), 10)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    refuses(rf"task={task} needs {package}; type make install", make, dense, 10)
+    refuses(rf"task={task} needs {package}; type: pip install ", make, dense, 10)
 
 
 def plain_batch(task, has_targets):

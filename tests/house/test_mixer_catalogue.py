@@ -29,13 +29,18 @@ def test_orders_of_multiply_adds(catalogue, name, order):
 
 def test_a_row_counts_and_measures(catalogue):
     row = dict(
-        zip(catalogue.HEAD, catalogue.row_of(find_mixer("xca"), {"xca": "N^1"}), strict=True)
+        zip(
+            catalogue.HEAD,
+            catalogue.row_of(find_mixer("xca"), {"xca": "N^1"}, {"xca": "3, 2, 1"}),
+            strict=True,
+        )
     )
     assert row["paper"] == "XCiT (NeurIPS 2021)"
     assert (row["year"], row["kind"], row["bound to the grid"]) == ("2021", "attention", "no")
     assert row["options"] == "`num_heads`, `qkv_bias`"
     assert row["parameters"] == f"{4 * 64 * 64 + 4 * 64 + 1:,}"
-    assert (row["MACs, N = 196"], row["time grows as"]) == ("4.82 M", "N^1")
+    assert (row["MACs, N = 196"], row["time grows as"]) == ("4.82 M", "$N^{1}$")
+    assert row["µs per token"] == "3, 2, 1"
     assert row["hosts"].startswith("all ")
     assert catalogue.is_bound(find_mixer("global_filter"))
 
@@ -43,6 +48,7 @@ def test_a_row_counts_and_measures(catalogue):
 def test_every_linear_token_mixer_was_measured(catalogue):
     """Run ``python docs/_ext/measure.py tokens`` after adding a token mixer."""
     missing = set(list_mixers("token")) - set(catalogue.measured_exponents())
+    assert all(text.count(",") == 2 for text in catalogue.measured_times().values())
     quadratic = {name for name in missing if "N^2" in catalogue.order(name).split()}
     assert missing == quadratic
 

@@ -7,6 +7,7 @@ from backbones import create_backbone
 from heads.linear import LinearClassifier
 from tests.families import rest_slow
 from tools import export
+from tools.export import OF_BACKBONES
 from tools.exports.requests import MARK, TARGETS
 
 
@@ -20,7 +21,7 @@ def weights(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("to", rest_slow(TARGETS, ["timm"]))
+@pytest.mark.parametrize("to", rest_slow(OF_BACKBONES, ["timm"]))
 def test_a_target_writes_a_whole_folder_and_replaces_its_own(to, tmp_path, capsys):
     for package in TARGETS[to].needs:
         pytest.importorskip(package)
@@ -42,7 +43,7 @@ def test_a_target_writes_a_whole_folder_and_replaces_its_own(to, tmp_path, capsy
     assert {path for path in out.rglob("*") if path.is_file()} == files | {out / "mine.txt"}
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", OF_BACKBONES)
 def test_a_target_refuses_weights_of_another_network(to, weights, tmp_path, capsys):
     """And those without the mixers, which an evaluation would leave at random."""
     lacking = "lacks the weights of the mixers of deit_t_afbo (blocks.0.mlp, "

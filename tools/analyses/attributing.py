@@ -69,8 +69,7 @@ def attributions(
     check_value("method", method, Method)
     if importlib.util.find_spec("captum") is None:
         raise ValueError(
-            "attributions need the package captum: pip install -c constraints.txt -e "
-            "'.[attributions]'"
+            'attributions need the package captum: pip install "mixerlab[attributions]"'
         )
     images, classes = images.detach(), classes.to(images.device)
     if method == "occlusion":

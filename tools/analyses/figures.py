@@ -70,11 +70,16 @@ def draw_overlay(
     axis: Any, picture: Array, heat: Array, greatest: float, share: float = 0.5
 ) -> None:
     """Draw a heat map over an image; ``greatest`` gets the hottest colour."""
+    axis.imshow(overlay(picture, heat, greatest, share))
+    hide_axes(axis)
+
+
+def overlay(picture: Array, heat: Array, greatest: float, share: float = 0.5) -> Array:
+    """Return an image (H, W, 3) from 0 to 1 with a heat map over it."""
     import matplotlib as mpl
 
     colours = mpl.colormaps["jet"](np.clip(heat / greatest if greatest > 0 else heat, 0, 1))
-    axis.imshow((1 - share) * picture + share * colours[..., :3])
-    hide_axes(axis)
+    return np.asarray((1 - share) * picture + share * colours[..., :3])
 
 
 def hide_axes(axis: Any) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from backbones.checkpoints.hub import is_model_source
 from backbones.options import unknown
 from backbones.options.schemas import validate
 from tasks.engine.family import find_family
 from tasks.engine.optimisation.automatic import apply_fixed_schedule, check_auto
 from tasks.engine.run_folder.run_config import RunConfig
-from tasks.engine.run_folder.saved_runs import SOLVED, checkpoint_file
+from tasks.engine.run_folder.saved_runs import SOLVED, checkpoint_file, lasting_path
 from tools.cli.catalogue import catalogue
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
@@ -117,14 +118,15 @@ def _resolve_paths(config: RunConfig) -> None:
     if isinstance(backbone["pretrained"], str):
         # A resumed run no longer needs its pretrained weights.
         with contextlib.suppress(ValueError) if config.resume else contextlib.nullcontext():
-            backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
+            weights = backbone["pretrained"]
+            file = lasting_path if is_model_source(weights) else checkpoint_file
+            backbone["pretrained"] = str(file(weights))
     taught = config.task.get("distillation") or {}
     if config.mode == "fit" and isinstance(taught.get("checkpoint"), str):
-        teacher = str(checkpoint_file(taught["checkpoint"]).resolve())
+        teacher = lasting_path(taught["checkpoint"])
         config.task = config.task | {"distillation": taught | {"checkpoint": teacher}}
     if config.mode != "fit" and config.ckpt is not None:
-        # "latest" may point to another run later.
-        config.ckpt = str(checkpoint_file(config.ckpt).resolve())
+        config.ckpt = lasting_path(config.ckpt)
 
 
 def _check_report(config: RunConfig) -> None:

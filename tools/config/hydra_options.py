@@ -88,8 +88,7 @@ def _check_launcher(name: str) -> None:
         return
     if importlib.util.find_spec(f"hydra_plugins.{package.replace('-', '_')}") is None:
         raise ValueError(
-            f"{LAUNCHER}={name} needs the package {package}: "
-            "pip install -c constraints.txt -e '.[sweep]'"
+            f'{LAUNCHER}={name} needs the package {package}: pip install "mixerlab[sweep]"'
         )
     # Runs in other processes must find our packages.
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -65,6 +65,7 @@ class Target:
         needs: Required packages by import name, with the command that installs them.
         settings: Its own ``key=value`` arguments with their defaults, all texts.
         choices: The valid values of settings that have a closed list.
+        takes_runs: True if it takes the run of any family as it is, and nothing else.
     """
 
     module: str
@@ -72,9 +73,10 @@ class Target:
     needs: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    takes_runs: bool = False
 
 
-DENSE, EXPORT = "make install", "pip install -e '.[export]'"
+DENSE, EXPORT = 'pip install "mixerlab[dense]"', 'pip install "mixerlab[dense,export]"'
 SWITCH = ("false", "true")
 PARTS = ("classifier", "maps", "dense")
 GRAPHS: Mapping[str, Sequence[str]] = {"what": ("both", *PARTS), "network": ("all", *PARTS)}
@@ -114,6 +116,14 @@ TARGETS = {
         {},
         dict.fromkeys(GRAPHS, ""),
         GRAPHS,
+    ),
+    "hub": Target(
+        "hub",
+        "a model folder with its card for the Hugging Face hub; repo=OWNER/NAME pushes it",
+        {},
+        {"repo": "", "private": "false", "licence": "apache-2.0", "test": ""},
+        {"private": SWITCH},
+        takes_runs=True,
     ),
 }
 
@@ -212,8 +222,10 @@ def check_exported(run: Mapping[str, Any] | None, backbone: str, to: str) -> Non
     Raises:
         ValueError: Names the targets that it does, or asks for the run that it needs.
     """
+    if TARGETS[to].takes_runs and run is None:
+        raise ValueError(f"to={to} takes a trained run; pass ckpt=<run folder>")
     family = exported_family(run, backbone)
-    if not family.export_of(to):
+    if not TARGETS[to].takes_runs and not family.export_of(to):
         targets = ", ".join(name for name in TARGETS if family.export_of(name)) or "none"
         subject = family.peculiarity or f"which are for {plural(family.modality)}"
         raise ValueError(

@@ -27,7 +27,7 @@ from tools.exports.requests import ExportRequest, check_equal
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 IMPORT = """
-import backbones.timm_models  # of mixerlab: pip install -e <its checkout>"""
+import backbones.timm_models  # of MixerLab, which is installed first"""
 TEXT = """# {name} for timm
 
 ```python

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tools.cli.paths import ROOT
-from tools.installation.packages import IN_VENV, VENV, VersionOf, installed_version
+from tools.installation.packages import (
+    IN_VENV,
+    IS_CHECKOUT,
+    PIP,
+    REPAIR,
+    VENV,
+    VersionOf,
+    installed_version,
+)
 
 # Distributions that overwrite the files of the ones we use.
 ORIGINALS = {
@@ -87,7 +95,7 @@ class Check:
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
     """Check that the Python version fits, and that `make install`'s Python is used if it exists."""
     text = f"{platform.python_version()} at {sys.executable}"
-    remedy = ".venv/bin/python tools/doctor.py" if VENV.exists() else "make install"
+    remedy = ".venv/bin/python tools/doctor.py" if VENV.exists() else REPAIR
     if not (3, 11) <= version <= (3, 13):
         return Check("python", "problem", f"{text}; 3.11 to 3.13 is needed", remedy, core=True)
     if VENV.exists() and not IN_VENV:
@@ -111,11 +119,11 @@ def check_torch_pair(
     """Check that the installed torchvision was built for the installed torch."""
     torch, torchvision = version_of("torch"), version_of("torchvision")
     if torch is None or torchvision is None:
-        return Check("torch and torchvision", "problem", "missing", "make install", core=True)
+        return Check("torch and torchvision", "problem", "missing", REPAIR, core=True)
     text = f"torch {torch}, torchvision {torchvision}"
     if versions is None or versions == torch.split("+")[0]:
         return Check("torch and torchvision", "ok", text)
-    remedy = "pip install -c constraints.txt torch torchvision, then make install"
+    remedy = f"{PIP} torch torchvision, then {REPAIR}"
     text += f", which was built for torch {versions}"
     return Check("torch and torchvision", "problem", text, remedy, core=True)
 
@@ -127,7 +135,7 @@ def check_overwritten(version_of: VersionOf = installed_version) -> list[Check]:
         names = [name for name in originals if version_of(name) is not None]
         if names:
             text = f"{' and '.join(names)} overwrites its files in the same folder"
-            remedy = f"pip uninstall -y {' '.join([*names, fork])}, then make install"
+            remedy = f"pip uninstall -y {' '.join([*names, fork])}, then {REPAIR}"
             checks.append(Check(fork, "problem", text, remedy))
     return checks
 
@@ -148,10 +156,10 @@ def check_opencv(
     versions = {name: version for name in OPENCV if (version := version_of(name)) is not None}
     text = ", ".join(f"{name} {version}" for name, version in versions.items()) or "missing"
     if not versions:
-        return Check("opencv", "note", text, "make install")
-    repair = "pip install -c constraints.txt --force-reinstall --no-deps opencv-python-headless"
+        return Check("opencv", "note", text, REPAIR)
+    repair = f"{PIP} --force-reinstall --no-deps opencv-python-headless"
     if len(set(versions.values())) > 1:
-        remedy = f"pip install -c constraints.txt {' '.join(versions)}, then {repair}"
+        remedy = f"{PIP} {' '.join(versions)}, then {repair}"
         return Check("opencv", "problem", f"{text}: they share one folder and must agree", remedy)
     if not is_headless():
         return Check("opencv", "note", f"{text}; the one installed last needs libGL", repair)
@@ -176,7 +184,7 @@ def check_operators(facts: dict[str, Any], version_of: VersionOf = installed_ver
     """Check that mmcv's operators load: torchvision's, or compiled ones for this torch."""
     mmcv, torch = version_of("onedl-mmcv"), version_of("torch")
     if mmcv is None:
-        return Check("mmcv operators", "note", "mmcv is not installed", "make install")
+        return Check("mmcv operators", "note", "mmcv is not installed", REPAIR)
     pair = f"mmcv {mmcv}, torch {torch}, Python {platform.python_version()}"
     if facts["error"]:
         text = f"do not work for {pair}: {facts['error']}"
@@ -193,7 +201,8 @@ def check_kernels(facts: dict[str, Any]) -> Check:
     if not text.startswith("compiled"):
         compilers = filter(None, (os.environ.get("CXX", "").partition(" ")[0], "g++", "c++"))
         found_one = any(map(shutil.which, compilers))
-        remedy = "make install" if found_one else "apt-get install g++, then make install"
+        compiles = REPAIR if found_one else f"apt-get install g++, then {REPAIR}"
+        remedy = compiles if IS_CHECKOUT else ""  # a wheel's mixers run torch's operators
         return Check("mixer operators", "note", text, remedy)
     return Check("mixer operators", "ok", text)
 
@@ -201,12 +210,12 @@ def check_kernels(facts: dict[str, Any]) -> Check:
 def check_files(facts: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
     """Check that every file of backbones/mixers and hosts can be imported."""
     if version_of("timm") is None:
-        return Check(FILES, "note", "not checked, because timm is missing", "make install")
+        return Check(FILES, "note", "not checked, because timm is missing", REPAIR)
     if facts["broken"]:
         remedy = "fix the file, or move it out of the folder"
         return Check(FILES, "problem", facts["broken"], remedy, core=True)
     if not facts["registered"]:
-        return Check(FILES, "note", f"not checked: {facts['error']}", "make install")
+        return Check(FILES, "note", f"not checked: {facts['error']}", REPAIR)
     return Check(FILES, "ok", facts["registered"])
 
 

@@ -18,6 +18,9 @@ from tools.cli.paths import ROOT
 VENV = ROOT / ".venv"
 OWN = "mixerlab"  # which one of its extras asks for, with others
 IN_VENV = Path(sys.prefix).resolve() == VENV
+IS_CHECKOUT = (ROOT / "Makefile").exists()  # a wheel's user has no make
+REPAIR = "make install" if IS_CHECKOUT else 'pip install "mixerlab[dense]"'
+PIP = f"pip install -c {'constraints.txt' if IS_CHECKOUT else ROOT / 'constraints.txt'}"
 
 # Features that need a package; packages without an entry serve the features of their group.
 GROUP_FEATURES = {"": "everything", "dev": "tests and checks", "docs": "make docs"}
@@ -129,7 +132,7 @@ def describe(name: str, group: str, tested: str, installed: str | None) -> Packa
     status: Status = "missing"
     if installed is not None:
         status = "ok" if installed.split("+")[0] == tested else "untested version"
-    remedy = "" if status == "ok" else f"pip install -c constraints.txt {name}"
+    remedy = "" if status == "ok" else f"{PIP} {name}"
     if remedy and IN_VENV:
         remedy = "make install"
     feature = FEATURES.get(name) or ", ".join(tasks_with(name, group))

@@ -125,7 +125,7 @@ def wandb(
     mode: Literal["online", "offline", "disabled"] | None = None,
 ) -> RunLog:
     """Weights & Biases; a resumed run continues there as the same run."""
-    _require("wandb", "wandb", "pip install -c constraints.txt -e '.[wandb]'")
+    _require("wandb", "wandb", 'pip install "mixerlab[wandb]"')
     if mode != "disabled":
         _check_store(folder / "wandb", "wandb")
 
@@ -179,7 +179,7 @@ def mlflow(
 
     A parameter keeps its first value there. What a resumed run changes becomes a tag of its name.
     """
-    _require("mlflow", "mlflow-skinny", "pip install -e '.[mlflow]'")
+    _require("mlflow", "mlflow-skinny", 'pip install "mixerlab[mlflow]"')
     local = f"sqlite:///{folder / 'mlflow.db'}"
     address = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local
     store = _local_path(address)

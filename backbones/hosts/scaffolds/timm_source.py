@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 import timm
 from torch import Tensor, nn
 
+from backbones.checkpoints.hub import quick_offline
 from backbones.replace import replace, share_state
 from backbones.slots import HostConfig
 
@@ -40,7 +41,8 @@ def create_pretrained(name: str, options: Mapping[str, Any]) -> nn.Module:
             "pretrained=false"
         )
     try:
-        return timm.create_model(name, pretrained=True, **options)
+        with quick_offline():
+            return timm.create_model(name, pretrained=True, **options)
     except (OSError, RuntimeError, ValueError) as error:
         hub = f"model.safetensors from huggingface.co/{source.hf_hub_id}"
         where = hub if source.hf_hub_id else source.url

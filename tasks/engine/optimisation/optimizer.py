@@ -135,7 +135,7 @@ def optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
         except ImportError as error:
             raise ValueError(
                 f"optimizer.name={name} needs the package schedulefree: "
-                "pip install -c constraints.txt -e '.[schedulefree]'"
+                'pip install "mixerlab[schedulefree]"'
             ) from error
     try:
         return get_optimizer_class(name, bind_defaults=False)

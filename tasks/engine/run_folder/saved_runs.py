@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backbones.checkpoints import hub
 from backbones.checkpoints.folders import find_weights
+from backbones.checkpoints.hub import is_model_source, open_model_folder, read_entries
 from tasks.engine.run_folder.bounded_reading import DamagedFile
-from tasks.engine.run_folder.schemas import read_run_config
+from tasks.engine.run_folder.schemas import check_run_config, read_run_config
 from tasks.engine.run_folder.source_copies import check_sources
 
 if TYPE_CHECKING:
     from backbones.checkpoints.opening import Checkpoint
 
-CONFIG = "config.yaml"
+CONFIG, HUB_CONFIG = "config.yaml", hub.CONFIG
 SOLVED = "heads.frozen."  # heads that are solved from features, without a checkpoint
 CHECKPOINTS = "checkpoints"
 # Keys that identify the parts of a config which decide how a checkpoint is used.
@@ -66,11 +68,14 @@ class Saved:
 def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
     """Return the checkpoint of a path: a file, or the one in the folder of a run or other tool.
 
-    For a run with ``checkpoints=last`` it is the last checkpoint.
+    For a run with ``checkpoints=last`` it is the last checkpoint. The path may be the source of a
+    model folder, ``hf-hub:...`` or ``local-dir:...``.
 
     Raises:
         ValueError: The path does not exist, or the folder has several checkpoints or lacks one.
     """
+    if is_model_source(path):
+        return open_model_folder(str(path)).weights
     path = Path(path).expanduser()
     if path.is_dir():
         inside = path / CHECKPOINTS / name
@@ -104,7 +109,54 @@ def open_saved(path: str | Path) -> Saved:
             config = read_config(folder / CONFIG)
             check_sources(folder.resolve(), config["backbone"])
             return Saved(checkpoint, SavedRun(folder.resolve(), checkpoint, config))
-    return Saved(checkpoint, None)
+    entries = read_entries(checkpoint)
+    if not entries:
+        return Saved(checkpoint, None)
+    config = check_run_config(checkpoint.with_name(HUB_CONFIG), entries.get("config"))
+    config.setdefault("seed", 0)
+    check_strangers(config, checkpoint)
+    return Saved(checkpoint, SavedRun(checkpoint.parent, checkpoint, config))
+
+
+def lasting_path(path: str) -> str:
+    """Return a checkpoint's path that means the same file from any folder and at any time.
+
+    "latest" may point to another run later, and a revision of the hub to another commit.
+    """
+    if is_model_source(path):
+        return open_model_folder(path).source
+    return str(checkpoint_file(path).resolve())
+
+
+def file_options(config: Mapping[str, Any]) -> list[str]:
+    """Return the options of a config whose values look like files, such as ``data.root``."""
+    groups = ("backbone", "head", "task", "data")
+    return [name for group in groups for name in _file_options(config.get(group), group)]
+
+
+def _file_options(value: Any, name: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _file_options(item, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _file_options(item, name)
+    elif isinstance(value, str) and (value.startswith("~") or "/" in value or "\\" in value):
+        yield name
+
+
+def check_strangers(config: Mapping[str, Any], weights: Path) -> None:
+    """Refuse files that the config of a model folder names: they would be read here.
+
+    Raises:
+        ValueError: Names the option.
+    """
+    names = file_options(config)
+    if names:
+        raise ValueError(
+            f"{weights.with_name(HUB_CONFIG)} names a file in {names[0]}; the config of a model "
+            "folder names none"
+        )
 
 
 def read_config(file: Path) -> dict[str, Any]:

@@ -184,7 +184,16 @@ def read_run_config(path: Path) -> dict[str, Any]:
         FileNotFoundError: The file does not exist.
         DamagedFile: It cannot be read, or does not fit the schema.
     """
-    return with_earlier_options(with_current_targets(_checked(path, RunConfig, read_yaml(path))))
+    return check_run_config(path, read_yaml(path))
+
+
+def check_run_config(path: Path, content: Any) -> dict[str, Any]:
+    """Return the config of a run, read from a file, with today's names.
+
+    Raises:
+        DamagedFile: It does not fit the schema.
+    """
+    return with_earlier_options(with_current_targets(_checked(path, RunConfig, content)))
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -56,12 +56,12 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         raise ValueError(
             "networks of different tasks need different images; draw their maps separately"
         )
-    networks: list[list[_Panel]] = []
+    networks: list[list[Panel]] = []
     rows: list[dict[str, Any]] = []
     notes = []
     for subject in subjects:
         column = [
-            panel for batch in subject.batches() for panel in _panels(subject, batch, options)
+            panel for batch in subject.batches() for panel in map_panels(subject, batch, options)
         ]
         rows += [panel.row for panel in column]
         blanks = [panel.row["image"] for panel in column if not panel.hit]
@@ -83,7 +83,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
 
 @dataclass(frozen=True)
-class _Panel:
+class Panel:
     """Map of one image, both without padding, with its row of the table."""
 
     row: dict[str, Any]
@@ -93,7 +93,8 @@ class _Panel:
     hit: bool
 
 
-def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[_Panel]:
+def map_panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[Panel]:
+    """Return the map of each image of a batch; ``options`` are those of the analysis."""
     import torch
 
     from backbones.analysis.capturing import choose_blocks
@@ -140,7 +141,7 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
         title = f"{name} ({TITLES[kind].format(amounts[index])})"
         picture = denormalise(image[:, :height, :width], subject)
         panels.append(
-            _Panel(
+            Panel(
                 row,
                 picture,
                 resize_map(map_, size)[:height, :width],
@@ -151,9 +152,7 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
     return panels
 
 
-def _draw(
-    subjects: Sequence[Subject], networks: Sequence[Sequence[_Panel]], shared: bool
-) -> object:
+def _draw(subjects: Sequence[Subject], networks: Sequence[Sequence[Panel]], shared: bool) -> object:
     count = min(map(len, networks))
     figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
     for row in range(count):

@@ -1,0 +1,1 @@
+"""The page and the JSON of a trained network over HTTP."""
