@@ -107,12 +107,13 @@ def export(arguments: Sequence[str]) -> list[Path]:
         find_family(run["task_name"]) if run else None,
     )
     check_exported(run, name, to)
-    what = options.get("what")
+    what = options.get("what", "")
     if exported_family(run, name).graph and what != "whole":
         from tools.exports import whole_network
 
         function = whole_network.export
-    if to == "onnx" and what in ("", "whole"):
+    by_default = what == "" and not options.get("network") and exported_family(run, name).whole
+    if what == "whole" or (to == "onnx" and by_default):
         function = whole_or(function, run, what)
     for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed_options:

@@ -236,7 +236,7 @@ class Detections(nn.Module):
         head, count = self.head, self.config.nms_pre
         scores = _places(classes, head.cls_out_channels)
         scores = scores.sigmoid() if head.use_sigmoid_cls else scores.softmax(-1)[..., :-1]
-        number = scores.shape[2]
+        number = head.num_classes
         scores = scores * (scores > self.config.get("score_thr", 0))
         # Small maps have fewer pairs than are chosen.
         pairs = F.pad(scores.flatten(1), (0, count))

@@ -76,33 +76,41 @@ class WholeDetector(WholeGraph):
         return samples
 
     def differences(self, predicted: list[Any], answers: Sequence[Tensor]) -> Tensor:
-        """Return the distance of each detection to the nearest one of the other list.
-
-        A detection that the other list lacks differs by its score above the least kept score.
-        """
-        parts = []
-        for one, other in zip(predicted, self.predictions(predicted, answers), strict=True):
-            first, second = one.pred_instances, other.pred_instances
-            scale = max(1.0, *first.bboxes.flatten().tolist())
-            boxes = torch.cdist(first.bboxes / scale, second.bboxes / scale, p=torch.inf)
-            scores = (first.scores[:, None] - second.scores).abs()
-            same = first.labels[:, None] == second.labels
-            gaps = torch.maximum(boxes, scores).where(same, torch.tensor(NOWHERE))
-            for kept, nearest in ((first, _least(gaps, 1)), (second, _least(gaps, 0))):
-                is_full = len(kept) == self.most
-                floor = kept.scores.min() if is_full else torch.tensor(self.least)
-                parts.append(torch.minimum(nearest, kept.scores - floor))
-        return torch.cat(parts)
+        """Return how far each detection is from those of the other list; see ``gaps``."""
+        pairs = zip(predicted, self.predictions(predicted, answers), strict=True)
+        lists = [(one.pred_instances, other.pred_instances) for one, other in pairs]
+        return torch.cat([gaps(*pair, self.least, self.most) for pair in lists])
 
     def facts(self, task: Any) -> dict[str, Any]:
         """Return the classes, how images are prepared, and the threshold of shown detections."""
         return {**prepared_facts(task), "threshold": task.threshold}
 
 
-def _least(gaps: Tensor, axis: int) -> Tensor:
-    """Return the least gaps along an axis, which may be empty."""
-    return (
-        gaps.min(axis).values
-        if gaps.shape[axis]
-        else gaps.new_full((gaps.shape[1 - axis],), NOWHERE)
-    )
+def gaps(first: Any, second: Any, least: float, most: int) -> Tensor:
+    """Return the distance of each detection to the nearest one of its class in the other list.
+
+    Distances are the largest of score and sides, these relative to the largest side. A detection
+    that the other list lacks differs by its score above the least that a list keeps.
+
+    Args:
+        first: ``bboxes``, ``scores`` and ``labels`` of an image.
+        second: The other list.
+        least: Scores are above it.
+        most: Detections of a full list.
+
+    Returns:
+        Those of the first list, then those of the second.
+    """
+    scale = max(1.0, *first.bboxes.flatten().tolist(), 1.0)
+    sides = torch.cdist(first.bboxes / scale, second.bboxes / scale, p=torch.inf)
+    scores = (first.scores[:, None] - second.scores).abs()
+    same = first.labels[:, None] == second.labels
+    distances = torch.maximum(sides, scores).where(same, torch.tensor(NOWHERE))
+    parts = []
+    for axis, kept in ((1, first), (0, second)):
+        nowhere = distances.new_full((len(kept.scores),), NOWHERE)
+        nearest = distances.amin(axis) if distances.shape[axis] else nowhere
+        is_full = len(kept.scores) >= most
+        floor = float(kept.scores.min()) if is_full else least
+        parts.append(torch.minimum(nearest, kept.scores - floor))
+    return torch.cat(parts)

@@ -22,7 +22,7 @@ def predict(images):  # per image an array (r H, r W) or (r H, r W, 3) of the fi
     for x, kind, is_grey in map(pixels, images):
         (y,) = session.run(["enlarged"], {"images": x[None]})
         y = y[0].mean(-1) if is_grey else y[0]
-        answers.append((y * np.iinfo(kind).max).round().astype(kind))
+        answers.append((y.clip(0, 1) * np.iinfo(kind).max).round().astype(kind))
     return answers
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ LARGEST_BYTE = 255
 
 
 class WholeSuperResolution(WholeGraph):
-    """Network and limits of the values.
+    """The network, and the order of the axes.
 
-    Shape: (B, H, W, 3) from 0 to 1 in RGB -> (B, r H, r W, 3) from 0 to 1.
+    Shape: (B, H, W, 3) from 0 to 1 in RGB -> (B, r H, r W, 3), which may leave this range.
     """
 
     outputs = ("enlarged",)
@@ -34,7 +34,7 @@ class WholeSuperResolution(WholeGraph):
     def forward(self, images: Tensor) -> Tensor:
         """Enlarge images (B, H, W, 3)."""
         enlarged: Tensor = self.network(images.permute(0, 3, 1, 2))
-        return enlarged.permute(0, 2, 3, 1).clamp(0, 1)
+        return enlarged.permute(0, 2, 3, 1)
 
     def groups(self, batch: Any) -> Sequence[Any]:
         """Return a batch per image, as images differ in size."""
@@ -54,7 +54,7 @@ class WholeSuperResolution(WholeGraph):
 
     def differences(self, predicted: list[Tensor], answers: Sequence[Tensor]) -> Tensor:
         """Return the differences of the values."""
-        return distance(torch.stack(predicted).clamp(0, 1), answers[0].permute(0, 3, 1, 2))
+        return distance(torch.stack(predicted), answers[0].permute(0, 3, 1, 2))
 
     def facts(self, task: Any) -> dict[str, Any]:
         """Return the factor of the enlargement."""

@@ -152,9 +152,8 @@ def _written(
     """
     cause, why = None, ""
     for axes in whole.axes:
-        request.report(
-            f"{NAME}: recording {' and '.join(name for name, *_ in axes.values())} {LONG}"
-        )
+        free = " and ".join(name for name, _, _ in axes.values())
+        request.report(f"{NAME}: recording a graph of free {free} {LONG}")
         network = with_any_size_pools(whole) if len(axes) > 1 else whole
         trials = _trials(first, axes)
         try:
@@ -329,7 +328,7 @@ def _readme(
     label: str, metric: str, whole: WholeGraph, recorded: Recorded, compared: Comparison
 ) -> str:
     """Return the text beside the graph."""
-    free = ", ".join(name for name, _, _ in recorded.axes.values())
+    free = " and ".join(name for name, _, _ in recorded.axes.values())
     fixed = f" Other sizes are fixed: {recorded.why_fixed}." if recorded.why_fixed else ""
     lines = [
         f"# {label} as one ONNX graph",

@@ -1,0 +1,79 @@
+"""The toolkits' models as functions of pixels predict what they predict from samples."""
+
+import pytest
+import torch
+
+from heads.toolkits.graphs import Detections, LabelMaps
+from heads.toolkits.samples import collate_detection, collate_segmentation
+from tests.dense_heads import small_model
+
+ONE_STAGE = {
+    "retinanet": None,
+    "fcos": "fcos/fcos_r50-caffe_fpn_gn-head_1x_coco",
+    "atss": "atss/atss_r50_fpn_1x_coco",
+}
+SIZE = (62, 75)  # of images, which are padded
+
+
+def images_of(count):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, *SIZE, 3), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("name", ONE_STAGE)
+def test_boxes_scores_and_labels_are_those_of_the_detector(name):
+    values = {"test_cfg": {"score_thr": 0.001, "max_per_img": 20}}
+    model = small_model("retinanet", base=ONE_STAGE[name], options=values)
+    images = images_of(2)
+    samples = [
+        {
+            "image": image.permute(2, 0, 1),
+            "boxes": torch.zeros(0, 4),
+            "labels": torch.zeros(0).long(),
+        }
+        for image in images
+    ]
+    with torch.no_grad():
+        predicted = model.predict(collate_detection(samples))
+        boxes, scores, labels = Detections(model)(images)
+    for sample, *answers in zip(predicted, boxes, scores, labels, strict=True):
+        expected = sample.pred_instances
+        assert len(expected)
+        count = len(expected)
+        torch.testing.assert_close(answers[0][:count], expected.bboxes)
+        torch.testing.assert_close(answers[1][:count], expected.scores)
+        assert answers[2].tolist() == [*expected.labels.tolist(), *[-1] * (20 - count)]
+
+
+@pytest.mark.parametrize("name", ["upernet", "semantic_fpn", "ffnet_seg", "segformer"])
+@pytest.mark.parametrize("size", [SIZE, (40, 90)])
+def test_labels_are_those_of_the_segmentor(name, size):
+    model = small_model(name)
+    images = images_of(2)
+    samples = [
+        {"image": image.permute(2, 0, 1), "mask": torch.zeros(SIZE, dtype=torch.long)}
+        for image in images
+    ]
+    batch = collate_segmentation(samples)
+    for sample in batch["data_samples"]:
+        sample.set_metainfo({"ori_shape": size})
+    with torch.no_grad():
+        predicted = model.predict(batch)
+        labels, shares = LabelMaps(model)(images, torch.tensor(size))
+    expected = torch.stack([sample.seg_logits.data.softmax(0) for sample in predicted])
+    torch.testing.assert_close(shares, expected.amax(1))
+    assert (labels.long() == expected.argmax(1)).float().mean() > 0.999
+
+
+@pytest.mark.parametrize(
+    ("name", "graph", "more"),
+    [
+        ("mask_rcnn", Detections, {}),
+        ("dino", Detections, {}),
+        ("mask2former", LabelMaps, {}),
+        ("upernet", LabelMaps, {"test_crop": 64}),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_refused(name, graph, more):
+    with pytest.raises(ValueError, match=r"by rules of its own|in sliding windows"):
+        graph(small_model(name, **more))
