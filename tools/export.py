@@ -107,14 +107,14 @@ def export(arguments: Sequence[str]) -> list[Path]:
         find_family(run["task_name"]) if run else None,
     )
     check_exported(run, name, to)
-    what = options.get("what", "")
-    if exported_family(run, name).graph and what != "whole":
+    part = options.get("what", "")
+    if exported_family(run, name).graph and part != "whole":
         from tools.exports import whole_network
 
         function = whole_network.export
-    by_default = what == "" and not options.get("network") and exported_family(run, name).whole
-    if what == "whole" or (to == "onnx" and by_default):
-        function = whole_or(function, run, what)
+    by_default = not part and not options.get("network") and exported_family(run, name).whole_graph
+    if part == "whole" or (to == "onnx" and by_default):
+        function = whole_or(function, run, part)
     for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed_options:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
@@ -141,19 +141,19 @@ def export(arguments: Sequence[str]) -> list[Path]:
     return [out / path.relative_to(folder) for path in files]
 
 
-def whole_or(function: Exporter, run: Mapping[str, Any] | None, what: str) -> Exporter:
-    """Return the export of a run's whole graph, or without ``what`` of its parts where that fails.
+def whole_or(function: Exporter, run: Mapping[str, Any] | None, part: str) -> Exporter:
+    """Return the export of a run's whole graph, or without ``part`` of its parts where that fails.
 
     Args:
         function: The export of the parts.
         run: Config of the run; None without one.
-        what: "whole", or empty for the default.
+        part: "whole", or empty for the default.
 
     Raises:
         ValueError: what=whole without a run.
     """
     if run is None:
-        if what:
+        if part:
             raise ValueError("what=whole takes a run, which has samples; pass ckpt=<run folder>")
         return function
     from tasks.engine.graphs import NotWholeError
@@ -163,7 +163,7 @@ def whole_or(function: Exporter, run: Mapping[str, Any] | None, what: str) -> Ex
         try:
             return whole_graph.export(request)
         except NotWholeError as error:
-            if what:
+            if part:
                 raise ValueError(f"what=whole: {error}") from error
             request.report(f"what=whole is left out: {error}")
             (request.folder / whole_graph.NAME).unlink(missing_ok=True)

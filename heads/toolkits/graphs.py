@@ -129,12 +129,12 @@ def kept_boxes(boxes: Tensor, scores: Tensor, overlap: float, least: float, most
         least: Scores of kept boxes are above it.
         most: Most boxes to keep per image.
     """
-    kept = torch.zeros_like(scores)
+    marks = torch.zeros_like(scores)
     for image, (corners, values) in enumerate(zip(boxes, scores, strict=True)):
         places = torch.nonzero(values > least).flatten()
-        chosen = ops.nms(corners[places], values[places], float(np.float32(overlap)))
-        kept[image, places[chosen[:most]]] = 1
-    return kept
+        order = ops.nms(corners[places], values[places], float(np.float32(overlap)))
+        marks[image, places[order[:most]]] = 1
+    return marks
 
 
 @kept_boxes.register_fake
@@ -151,9 +151,9 @@ def kept_boxes_in_onnx(boxes: Any, scores: Any, overlap: float, least: float, mo
     op: Any = opset18
     limits = (op.Constant(value_floats=[value]) for value in (overlap, least))
     classes = op.Unsqueeze(scores, op.Constant(value_ints=[1]))
-    chosen = op.NonMaxSuppression(boxes, classes, op.Constant(value_ints=[most]), *limits)
-    places = op.Gather(chosen, op.Constant(value_ints=[0, 2]), axis=1)  # image and box
-    ones = op.Expand(op.Constant(value_float=1.0), op.Shape(chosen, start=0, end=1))
+    rows = op.NonMaxSuppression(boxes, classes, op.Constant(value_ints=[most]), *limits)
+    places = op.Gather(rows, op.Constant(value_ints=[0, 2]), axis=1)  # image and box
+    ones = op.Expand(op.Constant(value_float=1.0), op.Shape(rows, start=0, end=1))
     zeros = op.Expand(op.Constant(value_float=0.0), op.Shape(scores))
     return op.ScatterND(zeros, places, ones)
 
@@ -200,11 +200,11 @@ class Detections(nn.Module):
             (B, N), the surest first; places without an object have score 0 and label -1.
         """
         head, most = self.head, self.config.max_per_img
-        classes, *others = head(self.model.extract_feat(self.processor(images)))
+        classes, *maps = head(self.model.extract_feat(self.processor(images)))
         priors = head.prior_generator.grid_priors(
             [level.shape[-2:] for level in classes], dtype=classes[0].dtype, device=images.device
         )
-        levels = zip(classes, priors, *others, strict=True)
+        levels = zip(classes, priors, *maps, strict=True)
         parts = [self._candidates(images.shape[1:3], *level) for level in levels]
         boxes, scores, labels = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         sides = boxes[..., 2:] - boxes[..., :2]
@@ -212,9 +212,9 @@ class Detections(nn.Module):
             scores = scores * (sides > self.config.min_bbox_size).all(-1)
         # Boxes of different classes are moved apart, as in mmcv.
         reach = (boxes * (scores > 0)[..., None]).amax((1, 2)) + 1
-        apart = boxes + (labels * reach[:, None])[..., None]
-        kept = kept_boxes(apart, scores, self.config.nms.iou_threshold, 0.0, most)
-        best = (scores * kept).topk(most, dim=1)
+        moved = boxes + (labels * reach[:, None])[..., None]
+        marks = kept_boxes(moved, scores, self.config.nms.iou_threshold, 0.0, most)
+        best = (scores * marks).topk(most, dim=1)
         exists = best.values > 0
         boxes = boxes.gather(1, best.indices[..., None].expand(-1, -1, 4))
         labels = labels.gather(1, best.indices)
@@ -240,17 +240,17 @@ class Detections(nn.Module):
         scores = scores * (scores > self.config.get("score_thr", 0))
         # Small maps have fewer pairs than are chosen.
         pairs = F.pad(scores.flatten(1), (0, count))
-        chosen = pairs.topk(count, dim=1)
-        places = (chosen.indices // number).clamp(max=scores.shape[1] - 1)
+        surest = pairs.topk(count, dim=1)
+        places = (surest.indices // number).clamp(max=scores.shape[1] - 1)
         deltas = _places(boxes, head.bbox_coder.encode_size)
         deltas = deltas.gather(1, places[..., None].expand(-1, -1, deltas.shape[2]))
         decoded = head.bbox_coder.decode(
             priors[places.flatten()], deltas.flatten(0, 1), max_shape=size
         )
-        values = chosen.values
+        values = surest.values
         if factors is not None:
             values = values * _places(factors, 1).sigmoid()[..., 0].gather(1, places)
-        return decoded.unflatten(0, places.shape), values, chosen.indices % number
+        return decoded.unflatten(0, places.shape), values, surest.indices % number
 
 
 def _places(maps: Tensor, channels: int) -> Tensor:

@@ -17,8 +17,8 @@ def prepared(image):  # resized and cropped by the run's rule
     (height, width), least = rule["size"], rule["resize"].get("shorter_side")
     sides = [least * side // min(image.size) for side in image.size] if least else [width, height]
     image = image.resize(sides, Image.Resampling[rule["interpolation"].upper()])
-    left, top = round((sides[0] - width) / 2), round((sides[1] - height) / 2)
-    return np.asarray(image.crop((left, top, left + width, top + height)))
+    x, y = round((sides[0] - width) / 2), round((sides[1] - height) / 2)
+    return np.asarray(image.crop((x, y, x + width, y + height)))
 
 def predict(images):  # per image the probability of each class, the surest first
     batch = np.stack([pixels(image) for image in images])

@@ -56,7 +56,7 @@ FAMILY = Family(
     ),
     pipeline="coco",
     exports={ANY: "backbone", "mmdet": "model"},
-    whole="tasks.detection.whole.WholeDetector",
+    whole_graph="tasks.detection.whole.WholeDetector",
     analyses={
         ANY: "",
         "errors": "find_detector_errors",

@@ -78,7 +78,7 @@ class WholeDetector(WholeGraph):
     def differences(self, predicted: list[Any], answers: Sequence[Tensor]) -> Tensor:
         """Return how far each detection is from those of the other list; see ``gaps``."""
         pairs = zip(predicted, self.predictions(predicted, answers), strict=True)
-        lists = [(one.pred_instances, other.pred_instances) for one, other in pairs]
+        lists = [(sample.pred_instances, answer.pred_instances) for sample, answer in pairs]
         return torch.cat([gaps(*pair, self.least, self.most) for pair in lists])
 
     def facts(self, task: Any) -> dict[str, Any]:
@@ -104,13 +104,13 @@ def gaps(first: Any, second: Any, least: float, most: int) -> Tensor:
     scale = max(1.0, *first.bboxes.flatten().tolist(), 1.0)
     sides = torch.cdist(first.bboxes / scale, second.bboxes / scale, p=torch.inf)
     scores = (first.scores[:, None] - second.scores).abs()
-    same = first.labels[:, None] == second.labels
-    distances = torch.maximum(sides, scores).where(same, torch.tensor(NOWHERE))
+    is_same = first.labels[:, None] == second.labels
+    distances = torch.maximum(sides, scores).where(is_same, torch.tensor(NOWHERE))
     parts = []
-    for axis, kept in ((1, first), (0, second)):
-        nowhere = distances.new_full((len(kept.scores),), NOWHERE)
+    for axis, objects in ((1, first), (0, second)):
+        nowhere = distances.new_full((len(objects.scores),), NOWHERE)
         nearest = distances.amin(axis) if distances.shape[axis] else nowhere
-        is_full = len(kept.scores) >= most
-        floor = float(kept.scores.min()) if is_full else least
-        parts.append(torch.minimum(nearest, kept.scores - floor))
+        is_full = len(objects.scores) >= most
+        floor = float(objects.scores.min()) if is_full else least
+        parts.append(torch.minimum(nearest, objects.scores - floor))
     return torch.cat(parts)

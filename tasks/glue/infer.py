@@ -12,10 +12,10 @@ def words(text):  # as BERT's authors split them
     text = unicodedata.normalize("NFD", text) if facts["strip_accents"] else text
     for letter in text:
         kind, cjk = unicodedata.category(letter), any(a <= ord(letter) <= b for a, b in CJK)
-        alone = kind[0] == "P" or "!" <= letter <= "~" and not letter.isalnum() or cjk
+        is_mark = kind[0] == "P" or "!" <= letter <= "~" and not letter.isalnum() or cjk
         gone = letter in "\0\ufffd" or kind[0] == "C" or kind == "Mn" and facts["strip_accents"]
         is_space = letter in "\t\n\r" or kind == "Zs"
-        yield " " if is_space else "" if gone else f" {letter} " if alone else letter
+        yield " " if is_space else "" if gone else f" {letter} " if is_mark else letter
 
 def pieces(word):  # the longest known ones from the left
     answer, rest = [], word

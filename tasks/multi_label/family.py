@@ -32,7 +32,7 @@ FAMILY = replace(
     counted=None,
     pipeline="",
     exports={ANY: "classifier", "mmpretrain": ""},  # its classifier has one label
-    whole="tasks.multi_label.whole.WholeLabels",
+    whole_graph="tasks.multi_label.whole.WholeLabels",
     analyses={
         "activations": "",
         "attention": "",

@@ -50,7 +50,7 @@ FAMILY = Family(
     ),
     pipeline="ade20k",
     exports={ANY: "backbone", "mmseg": "model"},
-    whole="tasks.segmentation.whole.WholeSegmentor",
+    whole_graph="tasks.segmentation.whole.WholeSegmentor",
     analyses={
         ANY: "",
         "errors": "find_segmentor_errors",

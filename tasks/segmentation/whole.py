@@ -54,8 +54,8 @@ class WholeSegmentor(WholeGraph):
         """Return per pixel how far the graph's label and probability are from the best one."""
         shares = torch.stack([sample.seg_logits.data.float().softmax(0) for sample in predicted])
         best, labels = shares.amax(1), answers[0].long()[:, None]
-        chosen = shares.gather(1, labels)[:, 0]
-        return torch.maximum(best - chosen, (best - answers[1]).abs()).flatten()
+        share = shares.gather(1, labels)[:, 0]
+        return torch.maximum(best - share, (best - answers[1]).abs()).flatten()
 
     def facts(self, task: Any) -> dict[str, Any]:
         """Return the classes and how images are prepared."""

@@ -22,7 +22,7 @@ from tests.runs import SCENES, SMALLEST, run_shared
 from tools import export
 from tools.exports.whole_graph import Comparison
 
-WHOLE = [name for name, family in families().items() if family.whole]
+WHOLE = [name for name, family in families().items() if family.whole_graph]
 IMAGES = [name for name in WHOLE if families()[name].modality == "image"]
 SCRIPTS = sorted(Path(tasks.__file__).parent.glob("*/infer.py"))
 NEEDED = ("numpy", "numpy.libs", "PIL", "pillow.libs", "onnxruntime")

@@ -1,6 +1,6 @@
 """Export of a run as one ONNX model from inputs to answers, checked on its validation samples.
 
-The family describes the graph by ``Family.whole``, a class of ``tasks.engine.graphs.WholeGraph``.
+The family describes the graph by ``Family.whole_graph``, a ``tasks.engine.graphs.WholeGraph``.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ class Comparison:
         Raises:
             ValueError: Answers or metric differ by more than rounding.
         """
-        allowed = max(1, int(flips * self.answers)) if flips else 0
-        if self.differing > allowed:
+        limit = max(1, int(flips * self.answers)) if flips else 0
+        if self.differing > limit:
             raise ValueError(
                 f"{self.differing:,} of {self.answers:,} answers of the graph differ from the "
                 f"checkpoint's on {self.samples:,} validation samples, by up to {self.worst:.1e}; "
                 "not exported"
             )
-        limit = max(POINTS, 100 / self.samples)
-        limit *= abs(self.before) / 100 if point is None else point
-        if not abs(self.after - self.before) <= limit:  # also true for NaN
+        margin = max(POINTS, 100 / self.samples)
+        margin *= abs(self.before) / 100 if point is None else point
+        if not abs(self.after - self.before) <= margin:  # also true for NaN
             raise ValueError(
                 f"{metric} is {self.after:.6g} by the graph and {self.before:.6g} by the "
                 f"checkpoint on {self.samples:,} validation samples; not exported"
@@ -106,23 +106,23 @@ def export(request: ExportRequest) -> list[Path]:
     assert request.ckpt is not None, "a run has a checkpoint"
     assert request.run is not None, "whole_or asks for a run"
     family = find_family(request.run["task_name"])
-    if not family.whole:
+    if not family.whole_graph:
         raise NotWholeError(f"networks of task={family.name} have no graph from inputs to answers")
     task: Any = tasks.load(request.ckpt)
     data = _validation_data(request.run)
     network = inference_form(task.model)
-    whole: WholeGraph = imported(family.whole)(task, network).eval().requires_grad_(False)
+    graph: WholeGraph = imported(family.whole_graph)(task, network).eval().requires_grad_(False)
     batches = data.spaced_loader("val", int(request.settings["samples"]))
-    first = whole.feed(whole.groups(next(iter(batches)))[0])
+    first = graph.feed(graph.groups(next(iter(batches)))[0])
     path = request.folder / NAME
-    facts = _facts(request, task, data, whole)
-    recorded, session = _written(request, whole, first, path, facts)
+    facts = _facts(request, task, data, graph)
+    recorded, session = _write_checked(request, graph, first, path, facts)
     request.report(f"{NAME}: comparing answers on {len(batches.sampler):,} validation samples")
-    compared = _compare(whole, session, task, data, batches)
-    compared.check(family.monitor, whole.flips, whole.point)
+    compared = _compare(graph, session, task, data, batches)
+    compared.check(family.monitor, graph.flips, graph.point)
     script, readme = request.folder / INFER, request.folder / "README.md"
-    shutil.copyfile(whole.script, script)
-    readme.write_text(_readme(request.label, family.monitor, whole, recorded, compared), "utf-8")
+    shutil.copyfile(graph.script, script)
+    readme.write_text(_readme(request.label, family.monitor, graph, recorded, compared), "utf-8")
     return [path, script, readme]
 
 
@@ -142,8 +142,8 @@ def _validation_data(run: Mapping[str, Any]) -> Any:
     return data
 
 
-def _written(
-    request: ExportRequest, whole: WholeGraph, first: tuple[Tensor, ...], path: Path, facts: Any
+def _write_checked(
+    request: ExportRequest, graph: WholeGraph, first: tuple[Tensor, ...], path: Path, facts: Any
 ) -> tuple[Recorded, Any]:
     """Write a graph with as many free axes as its network and onnxruntime allow, and open it.
 
@@ -151,21 +151,21 @@ def _written(
         NotWholeError: The graph cannot be recorded, written or run.
     """
     cause, why = None, ""
-    for axes in whole.axes:
-        free = " and ".join(name for name, _, _ in axes.values())
-        request.report(f"{NAME}: recording a graph of free {free} {LONG}")
-        network = with_any_size_pools(whole) if len(axes) > 1 else whole
+    for axes in graph.axes:
+        sizes = " and ".join(name for name, _, _ in axes.values())
+        request.report(f"{NAME}: recording a graph of free {sizes} {LONG}")
+        network = with_any_size_pools(graph) if len(axes) > 1 else graph
         trials = _trials(first, axes)
         try:
             program = _record(network, trials, axes)
             request.report(f"{NAME}: converting {len(program.graph.nodes)} operations to ONNX")
-            session = _write(whole, program, trials[0], axes, path, facts)
-            _check_trials(whole, session, trials)
+            session = _write(graph, program, trials[0], axes, path, facts)
+            _check_trials(graph, session, trials)
         except Exception as error:  # torch.export raises any error of the traced code
             cause, why = error, culprit(network, error)
-            request.report(f"{NAME}: free {free} failed: {why}")
+            request.report(f"{NAME}: free {sizes} failed: {why}")
             continue
-        return Recorded(axes, "" if axes is whole.axes[0] else why), session
+        return Recorded(axes, "" if axes is graph.axes[0] else why), session
     raise NotWholeError(f"the network cannot be one graph: {why}") from cause
 
 
@@ -202,11 +202,13 @@ def _trials(first: tuple[Tensor, ...], axes: Axes) -> list[tuple[Tensor, ...]]:
     A graph is recorded of the first ones returned, whose coarsest maps have several places, since
     torch tells 1 from other numbers. The others are the least ones and some between them.
     """
-    own = {axis: first[0].shape[axis] for axis in axes}
-    small = {axis: min(least, own[axis]) for axis, (_, least, _) in axes.items()}
+    first_sizes = {axis: first[0].shape[axis] for axis in axes}
+    small = {axis: min(least, first_sizes[axis]) for axis, (_, least, _) in axes.items()}
     middle, large = (
         {
-            axis: min(max(own[axis], share * side), most or share * side + own[axis])
+            axis: min(
+                max(first_sizes[axis], share * side), most or share * side + first_sizes[axis]
+            )
             for (axis, (_, _, most)), side in zip(axes.items(), SIDES, strict=False)
         }
         for share in (1, 2)
@@ -224,7 +226,7 @@ def _resized(x: Tensor, sizes: Mapping[int, int]) -> Tensor:
     return x
 
 
-def _facts(request: ExportRequest, task: Any, data: Any, whole: WholeGraph) -> dict[str, Any]:
+def _facts(request: ExportRequest, task: Any, data: Any, graph: WholeGraph) -> dict[str, Any]:
     """Return the metadata of the file.
 
     Raises:
@@ -233,7 +235,7 @@ def _facts(request: ExportRequest, task: Any, data: Any, whole: WholeGraph) -> d
     assert request.ckpt is not None
     facts = {
         "task": task.family.name,
-        **whole.facts(task),
+        **graph.facts(task),
         "licence": request.settings["licence"] or LICENCE,
         "fingerprint": {
             "checkpoint": hashlib.sha256(request.ckpt.read_bytes()).hexdigest(),
@@ -250,7 +252,7 @@ def _facts(request: ExportRequest, task: Any, data: Any, whole: WholeGraph) -> d
 
 
 def _write(
-    whole: WholeGraph, program: ExportedProgram, first: tuple[Tensor, ...], axes: Axes,
+    graph: WholeGraph, program: ExportedProgram, first: tuple[Tensor, ...], axes: Axes,
     path: Path, facts: Any,
 ) -> Any:  # fmt: skip
     """Write the graph and open it."""
@@ -259,36 +261,36 @@ def _write(
         program,
         path,
         facts,
-        input_names=list(whole.inputs),
-        output_names=list(whole.outputs),
+        input_names=list(graph.inputs),
+        output_names=list(graph.outputs),
         dynamic_shapes=tuple(names if _has_axes(x, first) else {} for x in first),
-        custom_translation_table=whole.operators(),
+        custom_translation_table=graph.operators(),
     )
 
 
-def _feed(session: Any, whole: WholeGraph, inputs: Sequence[Tensor]) -> list[Tensor]:
+def _feed(session: Any, graph: WholeGraph, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the answers of a graph; an input that changes nothing is absent from it."""
-    taken = {entry.name for entry in session.get_inputs()}
-    pairs = zip(whole.inputs, inputs, strict=True)
-    feed = {name: values.numpy() for name, values in pairs if name in taken}
+    names = {entry.name for entry in session.get_inputs()}
+    pairs = zip(graph.inputs, inputs, strict=True)
+    feed = {name: values.numpy() for name, values in pairs if name in names}
     return [torch.from_numpy(array) for array in session.run(None, feed)]
 
 
 def _compare(
-    whole: WholeGraph, session: Any, task: Any, data: Any, batches: Iterable[Any]
+    graph: WholeGraph, session: Any, task: Any, data: Any, batches: Iterable[Any]
 ) -> Comparison:
     """Compare every answer of graph and checkpoint, and their metrics."""
-    whole.prepare(task, data)
-    other, compared = copy.deepcopy(task), Comparison()
-    for judged in (task, other):
+    graph.prepare(task, data)
+    second_task, compared = copy.deepcopy(task), Comparison()
+    for judged in (task, second_task):
         judged.reset_metrics()
-    for raw in (part for batch in batches for part in whole.groups(batch)):
-        answers = _feed(session, whole, whole.feed(raw))
+    for raw in (part for batch in batches for part in graph.groups(batch)):
+        answers = _feed(session, graph, graph.feed(raw))
         batch = data.normalise(task.move_batch(raw))
         with torch.no_grad():
             predicted = task.predict_for_metrics(batch)
-            differences = whole.differences(predicted, answers)
-            other.update_metrics(batch, whole.predictions(predicted, answers))
+            differences = graph.differences(predicted, answers)
+            second_task.update_metrics(batch, graph.predictions(predicted, answers))
             task.update_metrics(batch, predicted)
         compared.samples += len(answers[0])
         compared.answers += len(differences)
@@ -298,12 +300,12 @@ def _compare(
         )
     name = task.family.monitor
     compared.before, compared.after = (
-        float(judged.compute_metrics()[name]) for judged in (task, other)
+        float(judged.compute_metrics()[name]) for judged in (task, second_task)
     )
     return compared
 
 
-def _check_trials(whole: WholeGraph, session: Any, trials: Sequence[tuple[Tensor, ...]]) -> None:
+def _check_trials(graph: WholeGraph, session: Any, trials: Sequence[tuple[Tensor, ...]]) -> None:
     """Run the file on other batches and sizes, whose answers must be those of the network.
 
     Of labels and of detections a few may differ, as rounding may change a choice.
@@ -313,32 +315,32 @@ def _check_trials(whole: WholeGraph, session: Any, trials: Sequence[tuple[Tensor
     """
     for inputs in trials:
         with torch.no_grad():
-            expected = list_outputs(whole, *inputs)
+            expected = list_outputs(graph, *inputs)
         subject = f"{NAME} at {'x'.join(map(str, inputs[0].shape))}"
-        answers = _feed(session, whole, inputs)
+        answers = _feed(session, graph, inputs)
         check_equal(subject, expected, answers, torch.inf)  # their shapes
         for before, after in zip(expected, answers, strict=True):
-            allowed = MANY if whole.flips or not before.is_floating_point() else 0
+            most = MANY if graph.flips or not before.is_floating_point() else 0
             share = float((distance(before, after) > TOLERANCE).float().mean())
-            if share > allowed:
+            if share > most:
                 raise ValueError(f"{subject} differs in {100 * share:.2g} % of its values")
 
 
 def _readme(
-    label: str, metric: str, whole: WholeGraph, recorded: Recorded, compared: Comparison
+    label: str, metric: str, graph: WholeGraph, recorded: Recorded, compared: Comparison
 ) -> str:
     """Return the text beside the graph."""
-    free = " and ".join(name for name, _, _ in recorded.axes.values())
-    fixed = f" Other sizes are fixed: {recorded.why_fixed}." if recorded.why_fixed else ""
+    sizes = " and ".join(name for name, _, _ in recorded.axes.values())
+    reason = f" Other sizes are fixed: {recorded.why_fixed}." if recorded.why_fixed else ""
     lines = [
         f"# {label} as one ONNX graph",
         "",
         f"`python {INFER} INPUT ...` runs `{NAME}` with numpy, pillow and onnxruntime alone. In "
         "Python: `from infer import predict`, then `predict([INPUT, ...])`.",
         "",
-        f"Inputs: {', '.join(whole.inputs)}. Answers: {', '.join(whole.outputs)}. Free axes: "
-        f"{free}.{fixed} The file's metadata hold classes, preparation of inputs, licence and the "
-        "run's fingerprint.",
+        f"Inputs: {', '.join(graph.inputs)}. Answers: {', '.join(graph.outputs)}. Free axes: "
+        f"{sizes}.{reason} The file's metadata hold classes, preparation of inputs, licence and "
+        "the run's fingerprint.",
         "",
         f"Checked on {compared.samples:,} validation samples of the run: of {compared.answers:,} "
         f"answers {compared.differing:,} differ by more than {TOLERANCE:.0e}, the most by "
