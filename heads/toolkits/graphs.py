@@ -16,6 +16,8 @@ from torchvision import ops
 from backbones.layers.graph_sizes import crop, missing
 from heads.toolkits.toolkit import ToolkitModel
 
+LONGEST = 2**16  # side of an image
+
 
 def image_groups(batch: Any, *sizes: str) -> list[Any]:
     """Divide a toolkit's batch by the sizes of its images, and by sizes in the samples' facts."""
@@ -109,10 +111,7 @@ class LabelMaps(nn.Module):
         logits = self.model.decode_head(self.model.extract_feat(padded))
         logits = F.interpolate(logits, padded.shape[2:], **how)
         logits = crop(logits, images.shape[1], images.shape[2])
-        height, width = size.tolist()
-        for side in (height, width):
-            torch._check(side >= 1)
-            torch._check(side <= 2**16)
+        height, width = _sides(size)
         logits = F.interpolate(logits, (height, width), **how)
         best = logits.softmax(1).max(1)
         return best.indices.to(torch.uint8), best.values
@@ -158,99 +157,273 @@ def kept_boxes_in_onnx(boxes: Any, scores: Any, overlap: float, least: float, mo
     return op.ScatterND(zeros, places, ones)
 
 
-class Detections(nn.Module):
-    """A detector of MMDetection with one stage: its boxes after suppression.
+def detections_of(detector: ToolkitModel) -> Detections:
+    """Return a detector of MMDetection as a function of pixels.
 
-    Per level the surest pairs of a place and a class above the threshold are decoded; of those of a
-    class that overlap the surest is kept.
+    Raises:
+        ValueError: It predicts by rules of its own.
+    """
+    kind = RegionDetections if getattr(detector.model, "roi_head", None) else PlaceDetections
+    return kind(detector)
+
+
+class Detections(nn.Module):
+    """A detector of MMDetection from pixels to boxes.
 
     Args:
         detector: The detector.
 
-    Raises:
-        ValueError: Its head decodes by rules of its own.
+    Attributes:
+        least: Scores of detections are above it.
+        most: Detections per image.
+        with_masks: True if it returns masks as well.
+    """
+
+    def __init__(self, detector: ToolkitModel, config: Any) -> None:
+        super().__init__()
+        self.model = model = detector.model
+        if config.nms.get("type", "nms") != "nms" or config.nms.get("class_agnostic"):
+            raise ValueError(f"its suppression is {config.nms}; a graph has nms per class")
+        self.least, self.most = float(config.get("score_thr", 0)), int(config.max_per_img)
+        self.config, self.with_masks = config, bool(getattr(model, "with_mask", False))
+        divisor = getattr(model.data_preprocessor, "pad_size_divisor", 1)
+        self.processor = Preprocessed(model.data_preprocessor, divisor)
+
+    def forward(self, images: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Detect objects in images (B, H, W, 3) of the original ``size`` (2,), height and width.
+
+        Returns:
+            Labels (B, N), scores (B, N) and boxes (B, N, 4) of left, top, right and bottom in
+            pixels of the original image, the surest first; places without an object have label -1
+            and score 0. With masks also these (B, N, h, w) at the original size.
+        """
+        maps = self.model.extract_feat(self.processor(images))
+        boxes, scores, labels = self.detect(maps, images.shape[1:3])
+        factors = [size[1] / images.shape[2], size[0] / images.shape[1]]
+        shown = torch.where(scores > 0, labels, torch.full_like(labels, -1))
+        original = boxes * torch.stack(factors * 2)
+        answers = shown, scores, original
+        if not self.with_masks:
+            return answers
+        return (
+            *answers,
+            self.masks(maps, boxes, labels, original, size) & (scores > 0)[..., None, None],
+        )
+
+    def detect(self, maps: Any, size: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return boxes (B, N, 4) in pixels of the resized images, scores and labels (B, N)."""
+        raise NotImplementedError
+
+    def masks(
+        self, maps: Any, boxes: Tensor, labels: Tensor, original: Tensor, size: Tensor
+    ) -> Tensor:
+        """Return the masks (B, N, h, w) of detections, whose boxes are in pixels of both sizes."""
+        raise NotImplementedError
+
+
+class PlaceDetections(Detections):
+    """A detector with one stage.
+
+    Per level the surest pairs of a place and a class above the threshold are decoded; of those of a
+    class that overlap the surest is kept.
     """
 
     def __init__(self, detector: ToolkitModel) -> None:
         from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 
-        super().__init__()
-        self.model = model = detector.model
-        head: Any = getattr(model, "bbox_head", None)
-        kind, usual = type(head), BaseDenseHead
+        head: Any = getattr(detector.model, "bbox_head", None)
         names = ("predict", "predict_by_feat", "_predict_by_feat_single", "_bbox_post_process")
-        if not isinstance(head, usual) or any(
-            getattr(kind, name) is not getattr(usual, name) for name in names
-        ):
+        if not isinstance(head, BaseDenseHead) or not _inherits(head, BaseDenseHead, *names):
+            raise ValueError(f"{type(detector.model).__name__} predicts by rules of its own")
+        super().__init__(detector, detector.model.test_cfg)
+        self.head = head
+
+    def detect(self, maps: Any, size: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Decode and suppress."""
+        boxes, scores, labels, _ = _candidates(self.head, self.config, maps, size)
+        return _suppressed(boxes, scores, labels, self.config.nms.iou_threshold, self.most)
+
+
+class RegionDetections(Detections):
+    """A detector with two stages, as Faster and Mask R-CNN."""
+
+    def __init__(self, detector: ToolkitModel) -> None:
+        from mmdet.models.dense_heads.rpn_head import RPNHead
+        from mmdet.models.roi_heads import StandardRoIHead
+        from mmdet.models.roi_heads.bbox_heads.bbox_head import BBoxHead
+        from mmdet.models.roi_heads.mask_heads import FCNMaskHead
+        from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+
+        model = detector.model
+        region, places = model.roi_head, getattr(model, "rpn_head", None)
+        single = "_predict_by_feat_single"
+        usual = type(region) is StandardRoIHead and type(places) is RPNHead
+        usual = usual and not region.with_shared_head
+        usual = usual and _inherits(region.bbox_head, BBoxHead, "predict_by_feat", single)
+        extractors = [region.bbox_roi_extractor] if usual else []
+        if usual and region.with_mask:
+            usual = _inherits(region.mask_head, FCNMaskHead, "predict_by_feat", single)
+            extractors.append(region.mask_roi_extractor)
+        if not usual or not all(type(part) is SingleRoIExtractor for part in extractors):
             raise ValueError(f"{type(model).__name__} predicts by rules of its own")
-        config = model.test_cfg
-        if config.nms.get("type", "nms") != "nms" or config.nms.get("class_agnostic"):
-            raise ValueError(f"its suppression is {config.nms}; a graph has nms per class")
-        if config.get("nms_pre", -1) < 1:
-            raise ValueError("its test_cfg has no nms_pre, the candidates per level")
-        self.head, self.config = head, config
-        divisor = getattr(model.data_preprocessor, "pad_size_divisor", 1)
-        self.processor = Preprocessed(model.data_preprocessor, divisor)
+        super().__init__(detector, model.test_cfg.rcnn)
+        self.proposals = model.test_cfg.rpn
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Detect objects in images (B, H, W, 3).
-
-        Returns:
-            Boxes (B, N, 4) of left, top, right and bottom in pixels, scores (B, N), and labels
-            (B, N), the surest first; places without an object have score 0 and label -1.
-        """
-        head, most = self.head, self.config.max_per_img
-        classes, *maps = head(self.model.extract_feat(self.processor(images)))
-        priors = head.prior_generator.grid_priors(
-            [level.shape[-2:] for level in classes], dtype=classes[0].dtype, device=images.device
+    def detect(self, maps: Any, size: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Propose regions, classify and refine them, and suppress."""
+        rules, head = self.proposals, self.model.roi_head.bbox_head
+        boxes, scores, _, levels = _candidates(self.model.rpn_head, rules, maps, size)
+        rois, certainty, _ = _suppressed(
+            boxes, scores, levels, rules.nms.iou_threshold, rules.max_per_img
         )
-        levels = zip(classes, priors, *maps, strict=True)
-        parts = [self._candidates(images.shape[1:3], *level) for level in levels]
-        boxes, scores, labels = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        sides = boxes[..., 2:] - boxes[..., :2]
-        if self.config.get("min_bbox_size", -1) >= 0:
-            scores = scores * (sides > self.config.min_bbox_size).all(-1)
-        # Boxes of different classes are moved apart, as in mmcv.
-        reach = (boxes * (scores > 0)[..., None]).amax((1, 2)) + 1
-        moved = boxes + (labels * reach[:, None])[..., None]
-        marks = kept_boxes(moved, scores, self.config.nms.iou_threshold, 0.0, most)
-        best = (scores * marks).topk(most, dim=1)
-        exists = best.values > 0
-        boxes = boxes.gather(1, best.indices[..., None].expand(-1, -1, 4))
-        labels = labels.gather(1, best.indices)
-        return (
-            boxes * exists[..., None],
-            best.values,
-            torch.where(exists, labels, torch.full_like(labels, -1)),
+        batch, count = rois.shape[:2]
+        features = self._features(self.model.roi_head.bbox_roi_extractor, maps, rois)
+        classes, deltas = head(features)
+        shares = classes.softmax(-1)[:, :-1].unflatten(0, (batch, count))
+        shares = shares * (shares > self.least) * (certainty > 0)[..., None]
+        number = 1 if head.reg_class_agnostic else head.num_classes
+        corners = head.bbox_coder.decode(
+            rois.flatten(0, 1).repeat_interleave(number, 0), deltas.view(-1, 4), max_shape=size
+        )
+        corners = corners.view(batch, count, number, 4).expand(-1, -1, head.num_classes, -1)
+        labels = torch.arange(head.num_classes, device=rois.device).repeat(count)
+        return _suppressed(
+            corners.flatten(1, 2),
+            shares.flatten(1),
+            labels.expand(batch, -1),
+            self.config.nms.iou_threshold,
+            self.most,
         )
 
-    def _candidates(
-        self,
-        size: Any,
-        classes: Tensor,
-        priors: Tensor,
-        boxes: Tensor,
-        factors: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the surest decoded boxes (B, K, 4) of a level with scores and labels (B, K)."""
-        head, count = self.head, self.config.nms_pre
-        scores = _places(classes, head.cls_out_channels)
-        scores = scores.sigmoid() if head.use_sigmoid_cls else scores.softmax(-1)[..., :-1]
-        number = head.num_classes
-        scores = scores * (scores > self.config.get("score_thr", 0))
-        # Small maps have fewer pairs than are chosen.
-        pairs = F.pad(scores.flatten(1), (0, count))
-        surest = pairs.topk(count, dim=1)
-        places = (surest.indices // number).clamp(max=scores.shape[1] - 1)
-        deltas = _places(boxes, head.bbox_coder.encode_size)
-        deltas = deltas.gather(1, places[..., None].expand(-1, -1, deltas.shape[2]))
-        decoded = head.bbox_coder.decode(
-            priors[places.flatten()], deltas.flatten(0, 1), max_shape=size
-        )
-        values = surest.values
-        if factors is not None:
-            values = values * _places(factors, 1).sigmoid()[..., 0].gather(1, places)
-        return decoded.unflatten(0, places.shape), values, surest.indices % number
+    def masks(
+        self, maps: Any, boxes: Tensor, labels: Tensor, original: Tensor, size: Tensor
+    ) -> Tensor:
+        """Predict masks in the boxes and paste them into images of the original size."""
+        head = self.model.roi_head.mask_head
+        shares = head(self._features(self.model.roi_head.mask_roi_extractor, maps, boxes)).sigmoid()
+        places = torch.zeros_like(labels) if head.class_agnostic else labels
+        places = places.flatten()[:, None, None, None].expand(-1, 1, *shares.shape[2:])
+        shares = shares.gather(1, places)[:, 0].unflatten(0, boxes.shape[:2])
+        x_min, y_min, x_max, y_max = original.unbind(-1)
+        height, width = _sides(size)
+        rows = _spread(y_min, y_max, height, shares.shape[2])
+        columns = _spread(x_min, x_max, width, shares.shape[3])
+        return rows @ shares @ columns.mT >= self.config.mask_thr_binary
+
+    def _features(self, extractor: Any, maps: Any, boxes: Tensor) -> Tensor:
+        """Return the features (B N, C, h, w) of boxes (B, N, 4), each from the map of its size."""
+        images = torch.arange(boxes.shape[0], device=boxes.device).to(boxes)
+        images = images[:, None, None].expand(-1, boxes.shape[1], 1)
+        rois = torch.cat([images, boxes], -1).flatten(0, 1)
+        levels = extractor.map_roi_levels(rois, len(extractor.roi_layers))
+        parts = []
+        for level, (layer, features) in enumerate(zip(extractor.roi_layers, maps, strict=False)):
+            crops = ops.roi_align(
+                features, rois, layer.output_size, layer.spatial_scale, -1, layer.aligned
+            )
+            parts.append(crops * (levels == level)[:, None, None, None])
+        return torch.stack(parts).sum(0)
+
+
+def _inherits(part: Any, base: type, *names: str) -> bool:
+    """Return True if methods of a toolkit's part are those of a base class."""
+    return all(getattr(type(part), name) is getattr(base, name) for name in names)
+
+
+def _sides(size: Tensor) -> tuple[int, int]:
+    """Return a height and width that are values of a tensor (2,)."""
+    height, width = size.tolist()
+    for side in (height, width):
+        torch._check(side >= 1)
+        torch._check(side <= LONGEST)
+    return height, width
+
+
+def _spread(start: Tensor, end: Tensor, length: int, count: int) -> Tensor:
+    """Return the bilinear weights of ``count`` places from start to end (B, N, length, count)."""
+    places = torch.arange(length, device=start.device) + 0.5
+    spans = (end - start).clamp(min=1e-6)[..., None]
+    positions = (places - start[..., None]) / spans * count - 0.5
+    return (1 - (positions[..., None] - torch.arange(count, device=start.device)).abs()).relu()
+
+
+def _candidates(
+    head: Any, config: Any, maps: Any, size: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the surest pairs of a place and a class of each level, decoded.
+
+    Returns:
+        Boxes (B, K, 4), and scores, labels and levels (B, K); unused places have score 0.
+
+    Raises:
+        ValueError: The number per level is open.
+    """
+    count = config.get("nms_pre", -1)
+    if count < 1:
+        raise ValueError("its test_cfg has no nms_pre, the candidates per level")
+    classes, *others = head(maps)
+    priors = head.prior_generator.grid_priors(
+        [level.shape[-2:] for level in classes], dtype=classes[0].dtype, device=classes[0].device
+    )
+    parts = []
+    for level, row in enumerate(zip(classes, priors, *others, strict=True)):
+        boxes, scores, labels = _level_candidates(head, config, size, *row)
+        if config.get("min_bbox_size", -1) >= 0:
+            sides = boxes[..., 2:] - boxes[..., :2]
+            scores = scores * (sides > config.min_bbox_size).all(-1)
+        parts.append((boxes, scores, labels, torch.full_like(labels, level)))
+    boxes, scores, labels, levels = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    return boxes, scores, labels, levels
+
+
+def _level_candidates(
+    head: Any,
+    config: Any,
+    size: Any,
+    classes: Tensor,
+    priors: Tensor,
+    deltas: Tensor,
+    factors: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the surest decoded boxes (B, K, 4) of a level with scores and labels (B, K)."""
+    count, number = config.nms_pre, head.num_classes
+    scores = _places(classes, head.cls_out_channels)
+    scores = scores.sigmoid() if head.use_sigmoid_cls else scores.softmax(-1)[..., :-1]
+    scores = scores * (scores > config.get("score_thr", 0))
+    # Small maps have fewer pairs than are taken.
+    surest = F.pad(scores.flatten(1), (0, count)).topk(count, dim=1)
+    places = (surest.indices // number).clamp(max=scores.shape[1] - 1)
+    deltas = _places(deltas, head.bbox_coder.encode_size)
+    deltas = deltas.gather(1, places[..., None].expand(-1, -1, deltas.shape[2]))
+    boxes = head.bbox_coder.decode(priors[places.flatten()], deltas.flatten(0, 1), max_shape=size)
+    values = surest.values
+    if factors is not None:
+        values = values * _places(factors, 1).sigmoid()[..., 0].gather(1, places)
+    return boxes.unflatten(0, places.shape), values, surest.indices % number
+
+
+def _suppressed(
+    boxes: Tensor, scores: Tensor, groups: Tensor, overlap: float, most: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keep the surest of overlapping boxes of a group, at most ``most`` per image, surest first.
+
+    Args:
+        boxes: (B, K, 4).
+        scores: (B, K); 0 for none.
+        groups: Numbers of the groups (B, K).
+        overlap: Most intersection over union of two kept boxes.
+        most: N.
+
+    Returns:
+        Boxes (B, N, 4), scores and groups (B, N); the rest has score 0.
+    """
+    # Boxes of different groups are moved apart, as in mmcv.
+    reach = (boxes * (scores > 0)[..., None]).amax((1, 2)) + 1
+    moved = boxes + (groups * reach[:, None])[..., None]
+    marks = kept_boxes(moved, scores, overlap, 0.0, most)
+    best = (scores * marks).topk(min(most, scores.shape[1]), dim=1)
+    corners = boxes.gather(1, best.indices[..., None].expand(-1, -1, 4))
+    return corners * (best.values > 0)[..., None], best.values, groups.gather(1, best.indices)
 
 
 def _places(maps: Tensor, channels: int) -> Tensor:

@@ -25,16 +25,16 @@ def resized(x, longest, shortest):  # as by OpenCV, to one grey value
         x = sum(part * v if axis else part * (v >> 4) >> 16 for part, v in parts)
     return (x if x.dtype == np.uint8 else x + 2 >> 2).astype(np.uint8)
 
-def predict(images):  # per image (class, score, [left, top, right, bottom]), the surest first
+def predict(images):  # per image (class, score, [left, top, right, bottom], mask if any), the surest first
     answers, arrays = {}, [pixels(image) for image in images]
     for shape in {x.shape for x in arrays}:
         places = [place for place, x in enumerate(arrays) if x.shape == shape]
         batch = np.stack([resized(arrays[place], **facts["resize"]) for place in places])
-        size = np.array(shape[1::-1] * 2) / (batch.shape[2:0:-1] * 2)
-        for place, *rows in zip(places, *session.run(["labels", "scores", "boxes"], {"images": batch})):
-            answers[place] = [(facts["classes"][k], s, (b * size).tolist()) for k, s, b in zip(*rows) if k >= 0]
+        feed = {"images": batch, "size": np.array(shape[:2])}
+        for place, *rows in zip(places, *session.run(None, feed)):
+            answers[place] = [(facts["classes"][row[0]], *row[1:]) for row in zip(*rows) if row[0] >= 0]
     return [answers[place] for place in range(len(arrays))]
 
 if __name__ == "__main__":
     for name, rows in zip(sys.argv[1:], predict(sys.argv[1:])):
-        print(name, *(row for row in rows if row[1] > facts["threshold"]), sep="\n")
+        print(name, *(row[:3] for row in rows if row[1] > facts["threshold"]), sep="\n")

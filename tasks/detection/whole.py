@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heads.toolkits.graphs import (
-    Detections,
+    detections_of,
     image_bytes,
     image_groups,
     kept_boxes_in_onnx,
@@ -20,17 +20,15 @@ from heads.toolkits.graphs import (
 from tasks.detection.coco_metric import CocoMetric
 from tasks.engine.graphs import NotWholeError, WholeGraph
 
+FIELDS = ("labels", "scores", "bboxes", "masks")  # of MMDetection, in the order of the answers
 NOWHERE = 2.0  # distance of a detection without a partner
+BORDER = 0.02  # share of a mask's pixels that may differ
 
 
 class WholeDetector(WholeGraph):
-    """Normalisation, padding, network, decoding and non-maximum suppression.
+    """Normalisation, padding, network, decoding, non-maximum suppression and pasted masks."""
 
-    Shape: (B, H, W, 3) of bytes in RGB -> boxes (B, N, 4) in pixels of these images, scores and
-        labels (B, N), the surest first; the rest has score 0 and label -1.
-    """
-
-    outputs = ("boxes", "scores", "labels")
+    inputs = ("images", "size")
     script = Path(__file__).with_name("infer.py")
     flips = 1e-3
     point = 0.01
@@ -38,16 +36,15 @@ class WholeDetector(WholeGraph):
     def __init__(self, task: Any, network: nn.Module) -> None:
         super().__init__(task, network)
         try:
-            self.network = Detections(self.network)
+            self.network = detections_of(self.network)
         except ValueError as error:
             raise NotWholeError(str(error)) from error
-        self.least = float(self.network.config.get("score_thr", 0))
-        self.most = int(self.network.config.max_per_img)
+        self.outputs = ("labels", "scores", "boxes", *(["masks"] * self.network.with_masks))
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Detect objects in images (B, H, W, 3)."""
-        boxes, scores, labels = self.network(images)
-        return boxes, scores, labels
+    def forward(self, images: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Detect objects in images (B, H, W, 3) of the original ``size`` (2,)."""
+        answers: tuple[Tensor, ...] = self.network(images, size)
+        return answers
 
     def operators(self) -> dict[Any, Any]:
         """Return non-maximum suppression."""
@@ -55,31 +52,32 @@ class WholeDetector(WholeGraph):
 
     def prepare(self, task: Any, data: Any) -> None:
         """Give a task the annotations of the data."""
-        task.metric = CocoMetric(data.annotations, data.category_ids, with_masks=False)
+        with_masks = self.network.with_masks
+        task.metric = CocoMetric(data.annotations, data.category_ids, with_masks=with_masks)
 
     def groups(self, batch: Any) -> Sequence[Any]:
-        """Divide a batch by the sizes of its images."""
-        return image_groups(batch)
+        """Divide a batch by the sizes of its images, resized and original."""
+        return image_groups(batch, "ori_shape")
 
     def feed(self, batch: Any) -> tuple[Tensor, ...]:
-        """Return the images."""
-        return (image_bytes(batch),)
+        """Return the images and their original height and width."""
+        return image_bytes(batch), torch.tensor(batch["data_samples"][0].metainfo["ori_shape"][:2])
 
     def predictions(self, predicted: list[Any], answers: Sequence[Tensor]) -> list[Any]:
-        """Return the samples with the graph's detections, in pixels of the original images."""
+        """Return the samples with the graph's detections."""
         samples = [copy.copy(sample) for sample in predicted]
-        for sample, boxes, scores, labels in zip(samples, *answers, strict=True):
-            exists, factors = labels >= 0, boxes.new_tensor([*sample.scale_factor] * 2)
-            sample.pred_instances = type(sample.pred_instances)(
-                bboxes=(boxes / factors)[exists], scores=scores[exists], labels=labels[exists]
-            )
+        for sample, *rows in zip(samples, *answers, strict=True):
+            exists = rows[0] >= 0
+            fields = {name: row[exists] for name, row in zip(FIELDS, rows, strict=False)}
+            sample.pred_instances = type(sample.pred_instances)(**fields)
         return samples
 
     def differences(self, predicted: list[Any], answers: Sequence[Tensor]) -> Tensor:
         """Return how far each detection is from those of the other list; see ``gaps``."""
+        least, most = self.network.least, self.network.most
         pairs = zip(predicted, self.predictions(predicted, answers), strict=True)
         lists = [(sample.pred_instances, answer.pred_instances) for sample, answer in pairs]
-        return torch.cat([gaps(*pair, self.least, self.most) for pair in lists])
+        return torch.cat([gaps(*pair, least, most) for pair in lists])
 
     def facts(self, task: Any) -> dict[str, Any]:
         """Return the classes, how images are prepared, and the threshold of shown detections."""
@@ -89,8 +87,8 @@ class WholeDetector(WholeGraph):
 def gaps(first: Any, second: Any, least: float, most: int) -> Tensor:
     """Return the distance of each detection to the nearest one of its class in the other list.
 
-    Distances are the largest of score and sides, these relative to the largest side. A detection
-    that the other list lacks differs by its score above the least that a list keeps.
+    Distances are the largest of score, sides relative to the largest one, and share of the mask. A
+    detection that the other list lacks differs by its score above the least that a list keeps.
 
     Args:
         first: ``bboxes``, ``scores`` and ``labels`` of an image.
@@ -106,6 +104,16 @@ def gaps(first: Any, second: Any, least: float, most: int) -> Tensor:
     scores = (first.scores[:, None] - second.scores).abs()
     is_same = first.labels[:, None] == second.labels
     distances = torch.maximum(sides, scores).where(is_same, torch.tensor(NOWHERE))
+    if hasattr(first, "masks") and distances.numel():
+        near = distances.argmin(1)
+        union, shared = (
+            operation(first.masks, second.masks[near]).flatten(1).sum(1)
+            for operation in (torch.logical_or, torch.logical_and)
+        )
+        # Rounding decides on pixels at the border of a mask.
+        missed = (1 - shared / union.clamp(min=1) - BORDER).clamp(min=0) * (union > 0)
+        rows = torch.arange(len(near))
+        distances[rows, near] = torch.maximum(distances[rows, near], missed)
     parts = []
     for axis, objects in ((1, first), (0, second)):
         nowhere = distances.new_full((len(objects.scores),), NOWHERE)

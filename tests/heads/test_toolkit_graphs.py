@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from heads.toolkits.graphs import Detections, LabelMaps
+from heads.toolkits.graphs import LabelMaps, detections_of
 from heads.toolkits.samples import collate_detection, collate_segmentation
 from tests.dense_heads import small_model
 
@@ -20,29 +20,35 @@ def images_of(count):
     return torch.randint(0, 256, (count, *SIZE, 3), dtype=torch.uint8, generator=generator)
 
 
-@pytest.mark.parametrize("name", ONE_STAGE)
-def test_boxes_scores_and_labels_are_those_of_the_detector(name):
+def dense_model(name):
+    """A detector that finds much, by few proposals."""
+    if name == "mask_rcnn":
+        return small_model(name, options={"test_cfg.rcnn.max_per_img": 20})
     values = {"test_cfg": {"score_thr": 0.001, "max_per_img": 20}}
-    model = small_model("retinanet", base=ONE_STAGE[name], options=values)
-    images = images_of(2)
-    samples = [
-        {
-            "image": image.permute(2, 0, 1),
-            "boxes": torch.zeros(0, 4),
-            "labels": torch.zeros(0).long(),
-        }
-        for image in images
-    ]
+    return small_model("retinanet", base=ONE_STAGE[name], options=values)
+
+
+@pytest.mark.parametrize("name", [*ONE_STAGE, "mask_rcnn"])
+def test_answers_are_those_of_the_detector_in_the_original_image(name):
+    model, images, size = dense_model(name), images_of(2), (124, 90)
+    nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
+    batch = collate_detection([{"image": image.permute(2, 0, 1), **nothing} for image in images])
+    for sample in batch["data_samples"]:
+        factors = SIZE[1] / size[1], SIZE[0] / size[0]
+        sample.set_metainfo({"ori_shape": size, "scale_factor": factors})
     with torch.no_grad():
-        predicted = model.predict(collate_detection(samples))
-        boxes, scores, labels = Detections(model)(images)
-    for sample, *answers in zip(predicted, boxes, scores, labels, strict=True):
+        predicted = model.predict(batch)
+        answers = detections_of(model)(images, torch.tensor(size))
+    for sample, labels, scores, boxes, *masks in zip(predicted, *answers, strict=True):
         expected = sample.pred_instances
-        assert len(expected)
         count = len(expected)
-        torch.testing.assert_close(answers[0][:count], expected.bboxes)
-        torch.testing.assert_close(answers[1][:count], expected.scores)
-        assert answers[2].tolist() == [*expected.labels.tolist(), *[-1] * (20 - count)]
+        assert count
+        assert labels.tolist() == [*expected.labels.tolist(), *[-1] * (20 - count)]
+        torch.testing.assert_close(scores[:count], expected.scores)
+        torch.testing.assert_close(boxes[:count], expected.bboxes)
+        if name == "mask_rcnn":
+            assert (masks[0][:count] != expected.masks).float().mean() < 1e-4
+            assert not masks[0][count:].any()
 
 
 @pytest.mark.parametrize("name", ["upernet", "semantic_fpn", "ffnet_seg", "segformer"])
@@ -68,8 +74,8 @@ def test_labels_are_those_of_the_segmentor(name, size):
 @pytest.mark.parametrize(
     ("name", "graph", "more"),
     [
-        ("mask_rcnn", Detections, {}),
-        ("dino", Detections, {}),
+        ("cascade_mask_rcnn", detections_of, {}),
+        ("dino", detections_of, {}),
         ("mask2former", LabelMaps, {}),
         ("upernet", LabelMaps, {"test_crop": 64}),
     ],

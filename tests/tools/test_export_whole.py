@@ -133,7 +133,7 @@ def check_alike(family, answer, expected):
     elif family == "detection":
         assert expected
         assert len(answer) == len(expected)
-        for (name, score, box), (expected_name, expected_score, corner) in zip(
+        for (name, score, box, *_), (expected_name, expected_score, corner) in zip(
             answer, expected, strict=True
         ):
             assert name == expected_name

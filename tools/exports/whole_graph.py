@@ -18,9 +18,12 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 import tasks
+from backbones import Backbone
+from backbones.lora import merge_adapters
 from tasks.engine.family import find_family, imported
 from tasks.engine.graphs import Axes, NotWholeError, WholeGraph, distance
 from tasks.engine.instantiate import build
+from tools.cli.arguments import parse_integer
 from tools.exports.checked_files import save_onnx
 from tools.exports.networks import list_outputs
 from tools.exports.preprocessing import FROM_RUN, describe_preprocessing
@@ -108,11 +111,14 @@ def export(request: ExportRequest) -> list[Path]:
     family = find_family(request.run["task_name"])
     if not family.whole_graph:
         raise NotWholeError(f"networks of task={family.name} have no graph from inputs to answers")
+    samples = parse_integer("samples", request.settings["samples"])
     task: Any = tasks.load(request.ckpt)
     data = _validation_data(request.run)
-    network = inference_form(task.model)
+    network: Any = inference_form(task.model)
+    if isinstance(getattr(network, "backbone", None), Backbone):
+        merge_adapters(network.backbone)
     graph: WholeGraph = imported(family.whole_graph)(task, network).eval().requires_grad_(False)
-    batches = data.spaced_loader("val", int(request.settings["samples"]))
+    batches = data.spaced_loader("val", samples)
     first = graph.feed(graph.groups(next(iter(batches)))[0])
     path = request.folder / NAME
     facts = _facts(request, task, data, graph)
