@@ -245,47 +245,66 @@ class PlaceDetections(Detections):
 
 
 class RegionDetections(Detections):
-    """A detector with two stages, as Faster and Mask R-CNN."""
+    """A detector with regions: Faster, Mask and Cascade R-CNN."""
 
     def __init__(self, detector: ToolkitModel) -> None:
         from mmdet.models.dense_heads.rpn_head import RPNHead
-        from mmdet.models.roi_heads import StandardRoIHead
+        from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
         from mmdet.models.roi_heads.bbox_heads.bbox_head import BBoxHead
         from mmdet.models.roi_heads.mask_heads import FCNMaskHead
         from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 
         model = detector.model
-        region, places = model.roi_head, getattr(model, "rpn_head", None)
-        single = "_predict_by_feat_single"
-        usual = type(region) is StandardRoIHead and type(places) is RPNHead
-        usual = usual and not region.with_shared_head
-        usual = usual and _inherits(region.bbox_head, BBoxHead, "predict_by_feat", single)
-        extractors = [region.bbox_roi_extractor] if usual else []
-        if usual and region.with_mask:
-            usual = _inherits(region.mask_head, FCNMaskHead, "predict_by_feat", single)
-            extractors.append(region.mask_roi_extractor)
-        if not usual or not all(type(part) is SingleRoIExtractor for part in extractors):
+        region, names = model.roi_head, ("predict_by_feat", "_predict_by_feat_single")
+        changes = [
+            type(region) not in (StandardRoIHead, CascadeRoIHead),
+            type(getattr(model, "rpn_head", None)) is not RPNHead,
+            getattr(region, "with_shared_head", False),
+        ]
+        parts = [
+            (BBoxHead, "bbox_head"),
+            *([(FCNMaskHead, "mask_head")] if getattr(region, "with_mask", False) else []),
+        ]
+        for base, name in parts:
+            for head in _stages(getattr(region, name, None)):
+                changes.append(not isinstance(head, base) or not _inherits(head, base, *names))
+            for extractor in _stages(getattr(region, name.replace("head", "roi_extractor"), None)):
+                changes.append(type(extractor) is not SingleRoIExtractor)
+        if any(changes):
             raise ValueError(f"{type(model).__name__} predicts by rules of its own")
         super().__init__(detector, model.test_cfg.rcnn)
-        self.proposals = model.test_cfg.rpn
+        self.proposals, self.region = model.test_cfg.rpn, region
 
     def detect(self, maps: Any, size: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Propose regions, classify and refine them, and suppress."""
-        rules, head = self.proposals, self.model.roi_head.bbox_head
+        rules = self.proposals
         boxes, scores, _, levels = _candidates(self.model.rpn_head, rules, maps, size)
         rois, certainty, _ = _suppressed(
             boxes, scores, levels, rules.nms.iou_threshold, rules.max_per_img
         )
         batch, count = rois.shape[:2]
-        features = self._features(self.model.roi_head.bbox_roi_extractor, maps, rois)
-        classes, deltas = head(features)
-        shares = classes.softmax(-1)[:, :-1].unflatten(0, (batch, count))
-        shares = shares * (shares > self.least) * (certainty > 0)[..., None]
-        number = 1 if head.reg_class_agnostic else head.num_classes
+        heads = _stages(self.region.bbox_head)
+        logits = []
+        for head, extractor in zip(heads, _stages(self.region.bbox_roi_extractor), strict=True):
+            classes, deltas = head(_features(extractor, maps, rois))
+            logits.append(classes)
+            number = 1 if head.reg_class_agnostic else head.num_classes
+            deltas = deltas.unflatten(1, (number, 4))
+            if head is not heads[-1]:
+                labels = (
+                    classes[:, :-1].argmax(1) if number > 1 else torch.zeros_like(classes[:, 0])
+                )
+                labels = labels.long()[:, None, None].expand(-1, 1, 4)
+                refined = head.bbox_coder.decode(
+                    rois.flatten(0, 1), deltas.gather(1, labels)[:, 0], max_shape=size
+                )
+                rois = refined.unflatten(0, (batch, count))
         corners = head.bbox_coder.decode(
-            rois.flatten(0, 1).repeat_interleave(number, 0), deltas.view(-1, 4), max_shape=size
+            rois.flatten(0, 1).repeat_interleave(number, 0), deltas.flatten(0, 1), max_shape=size
         )
         corners = corners.view(batch, count, number, 4).expand(-1, -1, head.num_classes, -1)
+        shares = torch.stack(logits).mean(0).softmax(-1)[:, :-1].unflatten(0, (batch, count))
+        shares = shares * (shares > self.least) * (certainty > 0)[..., None]
         labels = torch.arange(head.num_classes, device=rois.device).repeat(count)
         return _suppressed(
             corners.flatten(1, 2),
@@ -299,9 +318,14 @@ class RegionDetections(Detections):
         self, maps: Any, boxes: Tensor, labels: Tensor, original: Tensor, size: Tensor
     ) -> Tensor:
         """Predict masks in the boxes and paste them into images of the original size."""
-        head = self.model.roi_head.mask_head
-        shares = head(self._features(self.model.roi_head.mask_roi_extractor, maps, boxes)).sigmoid()
-        places = torch.zeros_like(labels) if head.class_agnostic else labels
+        heads, extractors = map(_stages, (self.region.mask_head, self.region.mask_roi_extractor))
+        shares = torch.stack(
+            [
+                head(_features(extractor, maps, boxes)).sigmoid()
+                for head, extractor in zip(heads, extractors, strict=True)
+            ]
+        ).mean(0)
+        places = torch.zeros_like(labels) if heads[-1].class_agnostic else labels
         places = places.flatten()[:, None, None, None].expand(-1, 1, *shares.shape[2:])
         shares = shares.gather(1, places)[:, 0].unflatten(0, boxes.shape[:2])
         x_min, y_min, x_max, y_max = original.unbind(-1)
@@ -310,19 +334,25 @@ class RegionDetections(Detections):
         columns = _spread(x_min, x_max, width, shares.shape[3])
         return rows @ shares @ columns.mT >= self.config.mask_thr_binary
 
-    def _features(self, extractor: Any, maps: Any, boxes: Tensor) -> Tensor:
-        """Return the features (B N, C, h, w) of boxes (B, N, 4), each from the map of its size."""
-        images = torch.arange(boxes.shape[0], device=boxes.device).to(boxes)
-        images = images[:, None, None].expand(-1, boxes.shape[1], 1)
-        rois = torch.cat([images, boxes], -1).flatten(0, 1)
-        levels = extractor.map_roi_levels(rois, len(extractor.roi_layers))
-        parts = []
-        for level, (layer, features) in enumerate(zip(extractor.roi_layers, maps, strict=False)):
-            crops = ops.roi_align(
-                features, rois, layer.output_size, layer.spatial_scale, -1, layer.aligned
-            )
-            parts.append(crops * (levels == level)[:, None, None, None])
-        return torch.stack(parts).sum(0)
+
+def _stages(part: Any) -> list[Any]:
+    """Return the parts of a cascade, or the only one."""
+    return list(part) if isinstance(part, nn.ModuleList) else [part]
+
+
+def _features(extractor: Any, maps: Any, boxes: Tensor) -> Tensor:
+    """Return the features (B N, C, h, w) of boxes (B, N, 4), each from the map of its size."""
+    images = torch.arange(boxes.shape[0], device=boxes.device).to(boxes)
+    images = images[:, None, None].expand(-1, boxes.shape[1], 1)
+    rois = torch.cat([images, boxes], -1).flatten(0, 1)
+    levels = extractor.map_roi_levels(rois, len(extractor.roi_layers))
+    parts = []
+    for level, (layer, features) in enumerate(zip(extractor.roi_layers, maps, strict=False)):
+        crops = ops.roi_align(
+            features, rois, layer.output_size, layer.spatial_scale, -1, layer.aligned
+        )
+        parts.append(crops * (levels == level)[:, None, None, None])
+    return torch.stack(parts).sum(0)
 
 
 def _inherits(part: Any, base: type, *names: str) -> bool:

@@ -22,13 +22,13 @@ def images_of(count):
 
 def dense_model(name):
     """A detector that finds much, by few proposals."""
-    if name == "mask_rcnn":
+    if "mask_rcnn" in name:
         return small_model(name, options={"test_cfg.rcnn.max_per_img": 20})
     values = {"test_cfg": {"score_thr": 0.001, "max_per_img": 20}}
     return small_model("retinanet", base=ONE_STAGE[name], options=values)
 
 
-@pytest.mark.parametrize("name", [*ONE_STAGE, "mask_rcnn"])
+@pytest.mark.parametrize("name", [*ONE_STAGE, "mask_rcnn", "cascade_mask_rcnn"])
 def test_answers_are_those_of_the_detector_in_the_original_image(name):
     model, images, size = dense_model(name), images_of(2), (124, 90)
     nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
@@ -46,7 +46,7 @@ def test_answers_are_those_of_the_detector_in_the_original_image(name):
         assert labels.tolist() == [*expected.labels.tolist(), *[-1] * (20 - count)]
         torch.testing.assert_close(scores[:count], expected.scores)
         torch.testing.assert_close(boxes[:count], expected.bboxes)
-        if name == "mask_rcnn":
+        if "mask_rcnn" in name:
             assert (masks[0][:count] != expected.masks).float().mean() < 1e-4
             assert not masks[0][count:].any()
 
@@ -74,7 +74,6 @@ def test_labels_are_those_of_the_segmentor(name, size):
 @pytest.mark.parametrize(
     ("name", "graph", "more"),
     [
-        ("cascade_mask_rcnn", detections_of, {}),
         ("dino", detections_of, {}),
         ("mask2former", LabelMaps, {}),
         ("upernet", LabelMaps, {"test_crop": 64}),

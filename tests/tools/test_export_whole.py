@@ -23,7 +23,7 @@ from tools import export
 from tools.exports.whole_graph import Comparison
 
 WHOLE = [name for name, family in families().items() if family.whole_graph]
-IMAGES = [name for name in WHOLE if families()[name].modality == "image"]
+IMAGES = [name for name in WHOLE if name not in ("forecasting", "glue")]
 SCRIPTS = sorted(Path(tasks.__file__).parent.glob("*/infer.py"))
 NEEDED = ("numpy", "numpy.libs", "PIL", "pillow.libs", "onnxruntime")
 WORDS = {

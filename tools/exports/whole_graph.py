@@ -239,8 +239,9 @@ def _facts(request: ExportRequest, task: Any, data: Any, graph: WholeGraph) -> d
         NotWholeError: The run's preparation of images is unknown.
     """
     assert request.ckpt is not None
+    assert request.run is not None
     facts = {
-        "task": task.family.name,
+        "task": request.run["task_name"],
         **graph.facts(task),
         "licence": request.settings["licence"] or LICENCE,
         "fingerprint": {
@@ -324,9 +325,10 @@ def _check_trials(graph: WholeGraph, session: Any, trials: Sequence[tuple[Tensor
             expected = list_outputs(graph, *inputs)
         subject = f"{NAME} at {'x'.join(map(str, inputs[0].shape))}"
         answers = _feed(session, graph, inputs)
-        check_equal(subject, expected, answers, torch.inf)  # their shapes
-        for before, after in zip(expected, answers, strict=True):
-            most = MANY if graph.flips or not before.is_floating_point() else 0
+        numbers = [[x.float() for x in outputs] for outputs in (expected, answers)]
+        check_equal(subject, *numbers, torch.inf)  # their shapes
+        for before, after, answer in zip(*numbers, expected, strict=True):
+            most = MANY if graph.flips or not answer.is_floating_point() else 0
             share = float((distance(before, after) > TOLERANCE).float().mean())
             if share > most:
                 raise ValueError(f"{subject} differs in {100 * share:.2g} % of its values")
