@@ -291,10 +291,8 @@ class RegionDetections(Detections):
             number = 1 if head.reg_class_agnostic else head.num_classes
             deltas = deltas.unflatten(1, (number, 4))
             if head is not heads[-1]:
-                labels = (
-                    classes[:, :-1].argmax(1) if number > 1 else torch.zeros_like(classes[:, 0])
-                )
-                labels = labels.long()[:, None, None].expand(-1, 1, 4)
+                labels = classes[:, :-1].argmax(1).clamp(max=number - 1)
+                labels = labels[:, None, None].expand(-1, 1, 4)
                 refined = head.bbox_coder.decode(
                     rois.flatten(0, 1), deltas.gather(1, labels)[:, 0], max_shape=size
                 )

@@ -322,14 +322,14 @@ def _check_trials(graph: WholeGraph, session: Any, trials: Sequence[tuple[Tensor
     """
     for inputs in trials:
         with torch.no_grad():
-            expected = list_outputs(graph, *inputs)
+            outputs = list_outputs(graph, *inputs)
+        expected = [x.float() for x in outputs]
         subject = f"{NAME} at {'x'.join(map(str, inputs[0].shape))}"
         answers = _feed(session, graph, inputs)
-        numbers = [[x.float() for x in outputs] for outputs in (expected, answers)]
-        check_equal(subject, *numbers, torch.inf)  # their shapes
-        for before, after, answer in zip(*numbers, expected, strict=True):
-            most = MANY if graph.flips or not answer.is_floating_point() else 0
-            share = float((distance(before, after) > TOLERANCE).float().mean())
+        check_equal(subject, expected, [x.float() for x in answers], torch.inf)  # their shapes
+        for before, after in zip(outputs, answers, strict=True):
+            most = MANY if graph.flips or not before.is_floating_point() else 0
+            share = float((distance(before.float(), after.float()) > TOLERANCE).float().mean())
             if share > most:
                 raise ValueError(f"{subject} differs in {100 * share:.2g} % of its values")
 
