@@ -200,9 +200,9 @@ class Detections(nn.Module):
         maps = self.model.extract_feat(self.processor(images))
         boxes, scores, labels = self.detect(maps, images.shape[1:3])
         factors = [size[1] / images.shape[2], size[0] / images.shape[1]]
-        shown = torch.where(scores > 0, labels, torch.full_like(labels, -1))
+        answered_labels = torch.where(scores > 0, labels, torch.full_like(labels, -1))
         original = boxes * torch.stack(factors * 2)
-        answers = shown, scores, original
+        answers = answered_labels, scores, original
         if not self.with_masks:
             return answers
         return (
@@ -389,12 +389,12 @@ def _candidates(
     count = config.get("nms_pre", -1)
     if count < 1:
         raise ValueError("its test_cfg has no nms_pre, the candidates per level")
-    classes, *others = head(maps)
+    classes, *outputs = head(maps)
     priors = head.prior_generator.grid_priors(
         [level.shape[-2:] for level in classes], dtype=classes[0].dtype, device=classes[0].device
     )
     parts = []
-    for level, row in enumerate(zip(classes, priors, *others, strict=True)):
+    for level, row in enumerate(zip(classes, priors, *outputs, strict=True)):
         boxes, scores, labels = _level_candidates(head, config, size, *row)
         if config.get("min_bbox_size", -1) >= 0:
             sides = boxes[..., 2:] - boxes[..., :2]

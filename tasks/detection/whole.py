@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -66,9 +67,7 @@ class WholeDetector(WholeGraph):
     def predictions(self, predicted: list[Any], answers: Sequence[Tensor]) -> list[Any]:
         """Return the samples with the graph's detections."""
         samples = [copy.copy(sample) for sample in predicted]
-        for sample, *rows in zip(samples, *answers, strict=True):
-            exists = rows[0] >= 0
-            fields = {name: row[exists] for name, row in zip(FIELDS, rows, strict=False)}
+        for sample, fields in zip(samples, _fields(answers), strict=True):
             sample.pred_instances = type(sample.pred_instances)(**fields)
         return samples
 
@@ -79,9 +78,25 @@ class WholeDetector(WholeGraph):
         lists = [(sample.pred_instances, answer.pred_instances) for sample, answer in pairs]
         return torch.cat([gaps(*pair, least, most) for pair in lists])
 
+    def choices(self, expected: Sequence[Tensor], answers: Sequence[Tensor]) -> Tensor:
+        """Return how far each detection is from those of the other list; see ``gaps``."""
+        least, most = self.network.least, self.network.most
+        pairs = zip(_fields(expected), _fields(answers), strict=True)
+        lists = [(SimpleNamespace(**before), SimpleNamespace(**after)) for before, after in pairs]
+        return torch.cat([gaps(*pair, least, most) for pair in lists])
+
     def facts(self, task: Any) -> dict[str, Any]:
         """Return the classes, how images are prepared, and the threshold of shown detections."""
         return {**prepared_facts(task), "threshold": task.threshold}
+
+
+def _fields(answers: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """Return the detections of each image by MMDetection's names, without unused places."""
+    images = zip(*answers, strict=True)
+    return [
+        {name: row[rows[0] >= 0] for name, row in zip(FIELDS, rows, strict=False)}
+        for rows in images
+    ]
 
 
 def gaps(first: Any, second: Any, least: float, most: int) -> Tensor:
@@ -111,9 +126,9 @@ def gaps(first: Any, second: Any, least: float, most: int) -> Tensor:
             for operation in (torch.logical_or, torch.logical_and)
         )
         # Rounding decides on pixels at the border of a mask.
-        missed = (1 - shared / union.clamp(min=1) - BORDER).clamp(min=0) * (union > 0)
+        mask_gaps = (1 - shared / union.clamp(min=1) - BORDER).clamp(min=0) * (union > 0)
         rows = torch.arange(len(near))
-        distances[rows, near] = torch.maximum(distances[rows, near], missed)
+        distances[rows, near] = torch.maximum(distances[rows, near], mask_gaps)
     parts = []
     for axis, objects in ((1, first), (0, second)):
         nowhere = distances.new_full((len(objects.scores),), NOWHERE)

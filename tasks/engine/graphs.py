@@ -98,6 +98,10 @@ class WholeGraph(nn.Module, ABC):
     def differences(self, predicted: Any, answers: Sequence[Tensor]) -> Tensor:
         """Return by how much each answer differs from the checkpoint's, relative above 1 (n,)."""
 
+    def choices(self, expected: Sequence[Tensor], answers: Sequence[Tensor]) -> Tensor:
+        """Return by how much answers that rounding may change differ from the network's (n,)."""
+        raise NotImplementedError("a graph with flips compares lists of its own")
+
     def facts(self, task: Any) -> dict[str, Any]:
         """Return what the file's metadata hold beside that of every run, as plain values."""
         return {}
