@@ -382,6 +382,12 @@ class BaseDataModule(LightningDataModule):
         sampler = EvalSampler(len(dataset), rank=rank, world_size=world_size)
         return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
 
+    def spaced_loader(self, split: Split, count: int) -> DataLoader[Any]:
+        """Return evaluation batches of up to ``count`` samples of a split, evenly spaced."""
+        dataset = self.dataset(split)
+        sampler = EvalSampler(len(dataset), world_size=max(1, -(-len(dataset) // count)))
+        return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
+
     def _loader(
         self,
         dataset: NamedDataset,

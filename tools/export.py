@@ -11,8 +11,12 @@ usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
   overwrite=false      true: replace the files of an earlier export in the folder; others stay
   image_size=          side or HEIGHTxWIDTH of the images for the comparison of outputs (default:
                        a classification run's image size, else 224)
+  what=whole           onnx: one graph of a run from inputs to answers, checked on its validation
+                       samples, with infer.py; the default where it works
   what=both            onnx, torch_export: classifier, maps, or dense (maps for dense prediction);
-                       the default is all that the checkpoint has; each graph takes minutes
+                       both means all that the checkpoint has; each graph takes minutes
+  samples=1000         what=whole: validation samples to compare on, evenly spaced
+  licence=             what=whole: licence of the weights, for the file's metadata
   standalone=false     mmdet, mmseg, mmpretrain; true: include a copy of the package backbones
   repo= private=false licence=apache-2.0 test=
                        hub: where to push it, the licence of the weights, and the folder of a
@@ -46,6 +50,7 @@ from tools.cli.typed_network import merge_options, read_network, run_options, sp
 from tools.exports.requests import (
     COMPARED,
     TARGETS,
+    Exporter,
     ExportRequest,
     check_exported,
     checkpoint_of,
@@ -107,10 +112,14 @@ def export(arguments: Sequence[str]) -> list[Path]:
         find_family(run["task_name"]) if run else None,
     )
     check_exported(run, name, to)
-    if exported_family(run, name).graph and not target.takes_runs:
+    part = options.get("what", "")
+    if exported_family(run, name).graph and part != "whole" and not target.takes_runs:
         from tools.exports import whole_network
 
         function = whole_network.export
+    by_default = not part and not options.get("network") and exported_family(run, name).whole_graph
+    if part == "whole" or (to == "onnx" and by_default):
+        function = whole_or(function, run, part)
     for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed_options:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
@@ -137,6 +146,37 @@ def export(arguments: Sequence[str]) -> list[Path]:
         with contextlib.redirect_stdout(io.StringIO()):  # other packages print while they work
             files = function(request)
     return [out / path.relative_to(folder) for path in files]
+
+
+def whole_or(function: Exporter, run: Mapping[str, Any] | None, part: str) -> Exporter:
+    """Return the export of a run's whole graph, or without ``part`` of its parts where that fails.
+
+    Args:
+        function: The export of the parts.
+        run: Config of the run; None without one.
+        part: "whole", or empty for the default.
+
+    Raises:
+        ValueError: what=whole without a run.
+    """
+    if run is None:
+        if part:
+            raise ValueError("what=whole takes a run, which has samples; pass ckpt=<run folder>")
+        return function
+    from tasks.engine.graphs import NotWholeError
+    from tools.exports import whole_graph
+
+    def export_whole(request: ExportRequest) -> list[Path]:
+        try:
+            return whole_graph.export(request)
+        except NotWholeError as error:
+            if part:
+                raise ValueError(f"what=whole: {error}") from error
+            request.report(f"what=whole is left out: {error}")
+            (request.folder / whole_graph.NAME).unlink(missing_ok=True)
+            return function(request)
+
+    return export_whole
 
 
 def progress_printer() -> Callable[[str], None]:

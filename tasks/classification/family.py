@@ -70,6 +70,7 @@ FAMILY = Family(
     counted=Counted({"num_classes": 1000}, head="linear", size="224", rows=True),
     pipeline="class_folders",
     exports={ANY: "classifier"},
+    whole_graph="tasks.classification.whole.WholeClassifier",
     analyses={
         ANY: "",
         "errors": "find_classifier_errors",

@@ -57,6 +57,7 @@ FAMILY = Family(
     ),
     pipeline="coco",
     exports={ANY: "backbone", "mmdet": "model"},
+    whole_graph="tasks.detection.whole.WholeDetector",
     analyses={
         ANY: "",
         "errors": "find_detector_errors",

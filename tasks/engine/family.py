@@ -125,6 +125,8 @@ class Family:
             tools/export.py; absent targets are refused.
         graph: Function (task, network, folder, label) that describes the whole network as a
             ``graphs.NetworkGraph``, for ONNX and torch.export; empty for networks of images.
+        whole_graph: Class of ``graphs.WholeGraph`` that describes a run as one ONNX graph from
+            inputs to answers; empty if the family has none.
         analyses: Dotted name of the family's function, by analysis of tools/analyse.py; empty if
             the analysis needs none. Absent analyses are refused.
         peculiarity: Clause for messages that refuse an analysis or export; empty names the
@@ -163,6 +165,7 @@ class Family:
     pipeline: str = ""
     exports: Mapping[str, str] = field(default_factory=dict)
     graph: str = ""
+    whole_graph: str = ""
     analyses: Mapping[str, str] = field(default_factory=dict)
     peculiarity: str = ""
     remedies: Mapping[str, str] = field(default_factory=dict)

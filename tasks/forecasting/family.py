@@ -21,6 +21,7 @@ FAMILY = Family(
     answers="mse",
     counted=Counted({"horizon": 96, "targets": 7}, head="forecaster", shape=(96, 7)),
     exports={"onnx": "model", "torch_export": "model"},
+    whole_graph="tasks.forecasting.whole.WholeForecaster",
     graph="tasks.forecasting.graph.describe_graph",
     analyses={
         "report": "",

@@ -36,6 +36,7 @@ FAMILY = Family(
         inputs="tasks.glue.inputs.first_words",
     ),
     exports={"onnx": "model", "torch_export": "model"},
+    whole_graph="tasks.glue.whole.WholeTexts",
     graph="tasks.glue.graph.describe_graph",
     analyses={"report": "", "mappings": ""},
     channels_first=False,

@@ -32,6 +32,7 @@ FAMILY = replace(
     counted=None,
     pipeline="",
     exports={ANY: "classifier", "mmpretrain": ""},  # its classifier has one label
+    whole_graph="tasks.multi_label.whole.WholeLabels",
     analyses={
         "activations": "",
         "attention": "",

@@ -51,6 +51,7 @@ FAMILY = Family(
     ),
     pipeline="ade20k",
     exports={ANY: "backbone", "mmseg": "model"},
+    whole_graph="tasks.segmentation.whole.WholeSegmentor",
     analyses={
         ANY: "",
         "errors": "find_segmentor_errors",

@@ -28,6 +28,7 @@ FAMILY = Family(
     # 1280x720 pixels after enlargement by 4, as in FFNet's Table 4.
     counted=Counted({"scale": 4}, head="super_resolution", shape=(3, 180, 320)),
     exports={"onnx": "model", "torch_export": "model"},
+    whole_graph="tasks.super_resolution.whole.WholeSuperResolution",
     analyses={
         "report": "",
         "erf": "",

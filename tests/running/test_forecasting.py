@@ -139,6 +139,8 @@ def test_a_sweep_over_horizons_prints_the_average(tmp_path):
 @pytest.mark.parametrize("backbone", ["ffnet_1d", "itransformer", "dlinear"])
 def test_whole_networks_are_exported(backbone, to, tmp_path, capsys):
     ended = run_here(words(tmp_path, backbone=backbone), capsys)
-    files = export([f"to={to}", f"ckpt={ended.folder()}", f"out={tmp_path / 'exported'}"])
+    files = export(
+        [f"to={to}", "what=both", f"ckpt={ended.folder()}", f"out={tmp_path / 'exported'}"]
+    )
     readme = next(file for file in files if file.name == "README.md").read_text()
     assert ("batch and variables" in readme) == (backbone != "ffnet_1d")

@@ -117,7 +117,9 @@ def test_gpts_recipe(tmp_path, capsys):
 def test_whole_networks_are_exported(backbone, more, to, tmp_path, capsys):
     few = ("trainer.limit_train_batches=1", "trainer.limit_val_batches=1")
     ended = run_here(words(tmp_path, *SAMPLE, *few, *more, backbone=backbone), capsys)
-    files = export([f"to={to}", f"ckpt={ended.folder()}", f"out={tmp_path / 'exported'}"])
+    files = export(
+        [f"to={to}", "what=both", f"ckpt={ended.folder()}", f"out={tmp_path / 'exported'}"]
+    )
     assert {"README.md", "vocab.txt"} < {file.name for file in files}
 
 

@@ -55,7 +55,8 @@ def trained(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "file"), [("onnx", "model.onnx"), ("torch_export", "model.pt2")])
 def test_whole_networks_are_exported_for_any_size(trained, to, file, tmp_path):
-    assert export.main([f"to={to}", f"ckpt={trained}", f"out={tmp_path / 'made'}"]) == 0
+    typed = [f"to={to}", "what=both", f"ckpt={trained}", f"out={tmp_path / 'made'}"]
+    assert export.main(typed) == 0
     assert (tmp_path / "made" / file).is_file()
     text = (tmp_path / "made/README.md").read_text()
     assert f"`{file}` returns `enlarged`: any batch, any height and width from 64." in text

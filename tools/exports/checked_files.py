@@ -30,16 +30,13 @@ def save_program(program: Any, path: Path, facts: Mapping[str, Any], entry: str)
         return torch.export.load(path).module()
 
 
-def save_onnx(
-    program: Any, path: Path, facts: Mapping[str, Any], entry: str, **options: Any
-) -> Any:
+def save_onnx(program: Any, path: Path, facts: Mapping[str, Any], **options: Any) -> Any:
     """Write an ONNX model and return an onnxruntime session of the file on the CPU.
 
     Args:
         program: From ``torch.export.export``.
         path: Of the file.
-        facts: Written as JSON into the model's metadata, under ``entry``.
-        entry: Name of the facts.
+        facts: Entries of the model's metadata, each written as JSON.
         options: Of ``torch.onnx.export``.
     """
     import onnxruntime
@@ -53,6 +50,6 @@ def save_onnx(
         finally:
             logging.disable(level)
     assert model is not None
-    model.model.metadata_props.update({entry: json.dumps(facts)})
+    model.model.metadata_props.update({name: json.dumps(fact) for name, fact in facts.items()})
     model.save(path, external_data=False)
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

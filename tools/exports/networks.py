@@ -114,9 +114,9 @@ def _looks_dense(checkpoint: Checkpoint) -> bool:
     return any(key.startswith(("norm0.", "pyramid.")) for key in keys)
 
 
-def list_outputs(network: nn.Module, images: Tensor) -> list[Tensor]:
+def list_outputs(network: nn.Module, *inputs: Tensor) -> list[Tensor]:
     """Return logits, maps or enlarged images as a list."""
-    outputs = network(images)
+    outputs = network(*inputs)
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 

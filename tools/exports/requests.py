@@ -107,8 +107,8 @@ TARGETS = {
         "onnx_model",
         "ONNX models of classifier and maps, checked in onnxruntime",
         {"onnx": EXPORT, "onnxruntime": EXPORT, "onnxscript": EXPORT},
-        dict.fromkeys(GRAPHS, ""),
-        GRAPHS,
+        {**dict.fromkeys(GRAPHS, ""), "samples": "1000", "licence": ""},
+        {**GRAPHS, "what": ("whole", *GRAPHS["what"])},
     ),
     "torch_export": Target(
         "torch_export",

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from backbones.factory import LEAST_SIDE
+from backbones.layers.graph_sizes import adaptive_avg_pool
 from backbones.layers.reparam import fuse, is_fused
 from tools.exports.requests import ExportRequest
 
@@ -78,7 +79,7 @@ def trace(network: nn.Module, request: ExportRequest, why_fixed: str = "") -> Gr
     """
     why = why_fixed
     cause: Exception | None = None
-    any_size = _with_any_size_pools(network)
+    any_size = with_any_size_pools(network)
     # Named axes must be proved free; if torch's algebra cannot do so, the runs below decide.
     choices = ({0: "batch"},) if why_fixed else (AXES, {0: "batch"})
     for axes, has_names in itertools.product(choices, (True, False)):
@@ -117,10 +118,22 @@ class _EveryNth(nn.Module):
         return x
 
 
-def _with_any_size_pools(network: nn.Module) -> nn.Module:
-    """Replace strided max pooling by pooling at every place, followed by a selection.
+class _WindowMeans(nn.Module):
+    """``nn.AdaptiveAvgPool2d`` for maps of any size."""
 
-    torch's own pooling branches on the remainder of the size, which a graph would fix.
+    def __init__(self, sides: tuple[int, int]) -> None:
+        super().__init__()
+        self.sides = sides
+
+    def forward(self, x: Tensor) -> Tensor:
+        return adaptive_avg_pool(x, self.sides)
+
+
+def with_any_size_pools(network: nn.Module) -> nn.Module:
+    """Replace pooling whose code branches on the remainder of the size, which a graph would fix.
+
+    Strided max pooling becomes pooling at every place, followed by a selection; adaptive means
+    become products.
     """
     network = copy.deepcopy(network)
     for parent in list(network.modules()):
@@ -133,6 +146,11 @@ def _with_any_size_pools(network: nn.Module) -> nn.Module:
                 padding = nn.ConstantPad2d((0, end, 0, end), -torch.inf)
                 everywhere = nn.MaxPool2d(pool.kernel_size, 1, pool.padding)
                 setattr(parent, name, nn.Sequential(padding, everywhere, _EveryNth(pool.stride)))
+            elif isinstance(pool, nn.AdaptiveAvgPool2d):
+                size: Any = pool.output_size
+                sides = (size, size) if isinstance(size, int) else size
+                if None not in sides:
+                    setattr(parent, name, _WindowMeans(sides))
     return network
 
 

@@ -41,8 +41,7 @@ def export(request: ExportRequest) -> list[Path]:
         session = save_onnx(
             program,
             path,
-            graph.facts,
-            graph.entry,
+            {graph.entry: graph.facts},
             input_names=list(graph.inputs),
             output_names=[graph.output],
             dynamic_shapes=(dict(zip(axes, names, strict=True)),) * len(graph.inputs),

@@ -1,0 +1,256 @@
+"""Whole graphs of runs: the checkpoint's answers, in an environment of three packages."""
+
+import ast
+import json
+import subprocess
+import sys
+import sysconfig
+import types
+import venv
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+
+import tasks
+from tasks.detection.whole import gaps
+from tasks.engine.family import families
+from tests.runs import SCENES, SMALLEST, run_shared
+from tools import export
+from tools.exports.whole_graph import Comparison
+
+WHOLE = [name for name, family in families().items() if family.whole_graph]
+IMAGES = [name for name in WHOLE if name not in ("forecasting", "glue")]
+SCRIPTS = sorted(Path(tasks.__file__).parent.glob("*/infer.py"))
+NEEDED = ("numpy", "numpy.libs", "PIL", "pillow.libs", "onnxruntime")
+WORDS = {
+    **SMALLEST,
+    "classification": (*SMALLEST["classification"], "task.calibrate=true"),
+    # A low threshold, so that a network of a few steps detects something.
+    "detection": (
+        "backbone=resnet18", "head=retinanet", *SCENES,
+        "++head.options={test_cfg:{score_thr:0.005}}",
+    ),
+}  # fmt: skip
+CALL = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from infer import predict
+def plain(x):
+    x = x.tolist() if hasattr(x, "tolist") else x
+    return [plain(y) for y in x] if isinstance(x, list | tuple) else x
+print(json.dumps([plain(answer) for answer in predict(sys.argv[2:])]))
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """The interpreter of an environment that holds numpy, Pillow and onnxruntime alone."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": folder}))
+    for name in NEEDED:
+        package = Path(sysconfig.get_path("purelib"), name)
+        if package.is_dir():
+            (site / name).symlink_to(package)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module", params=WHOLE)
+def exported(request, tmp_path_factory, sample_cache):
+    """Family, task and folder of the exported graph of a run of a few steps."""
+    family, output = request.param, tmp_path_factory.mktemp(request.param)
+    ended = run_shared(
+        [f"task={family}", *WORDS[family], "trainer=cpu", "trainer.max_epochs=1",
+         "schedule.warmup=0", f"output_dir={output}"]
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    assert export.main(["to=onnx", f"ckpt={ended.folder()}", f"out={output / 'out'}"]) == 0
+    return family, tasks.load(ended.folder()), output / "out"
+
+
+def write_images(folder):
+    """Write images of each mode that decoders treat in a way of their own."""
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize((64, 64))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    image.resize((64, 48)).save(folder / "exif.jpg", exif=turned)
+    image.convert("L").save(folder / "grey.png")
+    image.convert("CMYK").save(folder / "cmyk.jpg")
+    image.quantize(32).save(folder / "palette.png")
+    Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257).save(
+        folder / "deep.png"
+    )
+    return sorted(map(str, folder.iterdir()))
+
+
+def inputs_of(family, task, folder):
+    """Return inputs to predict."""
+    if family in IMAGES:
+        return write_images(folder / "images")
+    if family == "glue":
+        return ["The cat sees dogs.", "Ünknown wörds, 日本 and $5!", "many words " * 99]
+    facts = task.series_facts
+    values = np.random.default_rng(0).normal(size=(40, len(facts["names"])))
+    lines = [
+        f"2026-01-{1 + hour // 24:02} {hour % 24:02}:00:00,{','.join(map(str, row))}"
+        for hour, row in enumerate(values.tolist())
+    ]
+    header = ",".join([task.data.time_column, *facts["names"]])
+    (folder / "table.csv").write_text("\n".join([header, *lines]))
+    return [str(folder / "table.csv")]
+
+
+def plain_answers(family, row):
+    """Return what infer.py returns for a row of the task's predictions."""
+    if family in ("classification", "transfer"):
+        return dict(zip(row["classes"], row["probabilities"], strict=True))
+    if family == "multi_label":
+        return row["scores"]
+    if family == "glue":
+        return {row["class"]: row["share"]}
+    if family == "segmentation":
+        return row["labels"]
+    if family == "super_resolution":
+        return row["enlarged"].squeeze().astype(float)
+    if family == "detection":
+        return [(x["class"], x["score"], x["bbox"]) for x in row["detections"]]
+    levels = [list(quantiles.values()) for quantiles in row["quantiles"].values()]
+    return np.moveaxis(np.array(levels), (0, 1, 2), (1, 2, 0))
+
+
+def check_alike(family, answer, expected):
+    """Compare an answer of infer.py with the checkpoint's."""
+    if isinstance(expected, dict):
+        assert {name: answer[name] for name in expected} == pytest.approx(expected, abs=1e-4)
+    elif family == "segmentation":  # resizing differs by one grey value at most
+        assert (np.array(answer[0]) == expected).mean() > 0.98
+    elif family == "detection":
+        assert expected
+        assert len(answer) == len(expected)
+        for (name, score, box, *_), (expected_name, expected_score, corner) in zip(
+            answer, expected, strict=True
+        ):
+            assert name == expected_name
+            assert score == pytest.approx(expected_score, abs=1e-3)
+            sides = [box[2] - box[0], box[3] - box[1]]
+            assert [*box[:2], *sides] == pytest.approx(corner, abs=0.1)
+    else:
+        np.testing.assert_allclose(answer, expected, atol=1 if family in IMAGES else 1e-3)
+
+
+@pytest.mark.slow
+def test_a_graph_answers_as_the_checkpoint_with_three_packages(exported, bare, tmp_path):
+    family, task, folder = exported
+    assert {file.name for file in folder.iterdir()} >= {"whole.onnx", "infer.py", "README.md"}
+    inputs = inputs_of(family, task, tmp_path)
+    command = [bare, "-I", "-c", CALL, folder, *inputs]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    answers = json.loads(ended.stdout)
+    for answer, row in zip(answers, task.predict(inputs), strict=True):
+        check_alike(family, answer, plain_answers(family, row))
+    modules = subprocess.run([bare, "-I", "-c", "import torch"], capture_output=True, check=False)
+    assert modules.returncode == 1
+
+
+@pytest.mark.slow
+def test_the_file_states_its_origin(exported):
+    facts = onnxruntime.InferenceSession(exported[2] / "whole.onnx").get_modelmeta()
+    facts = {name: json.loads(text) for name, text in facts.custom_metadata_map.items()}
+    assert facts["task"] == exported[0]
+    assert len(facts["fingerprint"]["checkpoint"]) == 64
+    assert facts["licence"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)
+def test_scripts_are_short_and_import_three_packages(script):
+    text = script.read_text()
+    assert len(text.splitlines()) <= 40
+    tree = ast.parse(text)
+    names = {
+        name.name if isinstance(node, ast.Import) else node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+    assert names - set(sys.stdlib_module_names) <= {"numpy", "PIL", "onnxruntime"}
+
+
+@pytest.mark.parametrize("family", ["detection", "segmentation"])
+def test_images_are_resized_as_by_opencv(family):
+    """To one grey value, which a few of its vector instructions round another way."""
+    cv2 = pytest.importorskip("cv2")
+    text = (Path(tasks.__file__).parent / family / "infer.py").read_text()
+    names = {"np": np}
+    exec(text[text.index("def resized") : text.index("def predict")], names)
+    random = np.random.default_rng(0)
+    for height, width, long, short in ((50, 71, 200, 90), (200, 90, 71, 50), (60, 80, 40, 30)):
+        x = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        resized = names["resized"](x, long, short)
+        expected = cv2.resize(x, resized.shape[1::-1], interpolation=cv2.INTER_LINEAR)
+        gaps = np.abs(resized.astype(int) - expected)
+        assert gaps.max() <= 1
+        assert (gaps > 0).mean() < 0.01
+
+
+def detections(*rows):
+    boxes, scores, labels = zip(*rows, strict=True) if rows else ((), (), ())
+    return types.SimpleNamespace(
+        bboxes=torch.tensor(boxes).reshape(-1, 4),
+        scores=torch.tensor(scores),
+        labels=torch.tensor(labels),
+    )
+
+
+def test_a_swapped_box_is_no_box_of_the_checkpoint():
+    one, two = ([0.0, 0, 10, 10], 0.9, 0), ([20.0, 0, 40, 40], 0.5, 0)
+    swapped = (one[0], two[1], 0), (two[0], one[1], 0)
+    relabelled = (one[0], one[1], 1), two
+    cases = [
+        ((one, two), [0, 0, 0, 0]),
+        ((two, one), [0, 0, 0, 0]),
+        (swapped, [0.4, 0.4, 0.4, 0.4]),
+        (relabelled, [0.75, 0, 0.8, 0]),
+        ((one,), [0, 0.4, 0]),
+        ((), [0.8, 0.4]),  # above the least score, 0.1
+    ]
+    for rows, expected in cases:
+        found = gaps(detections(one, two), detections(*rows), 0.1, 100)
+        assert found.tolist() == pytest.approx(expected)
+    full = gaps(detections(one, two), detections(one), 0.1, 2)
+    assert full.tolist() == pytest.approx([0, 0, 0])  # the last of a full list may be another one
+
+
+def compared(**changes):
+    return Comparison(**{"samples": 10, "answers": 5000, "before": 50.0, "after": 50.0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "flips", "point", "said"),
+    [
+        ({}, 0, 1.0, ""),
+        ({"differing": 1}, 0, 1.0, "1 of 5,000 answers"),
+        ({"differing": 5}, 1e-3, 1.0, ""),
+        ({"differing": 6}, 1e-3, 1.0, "6 of 5,000 answers"),
+        ({"after": 60.0}, 0, 1.0, ""),  # one of ten samples
+        ({"after": 60.1}, 0, 1.0, "is 60.1 by the graph"),
+        ({"samples": 2000, "after": 50.2}, 0, 1.0, "is 50.2 by the graph"),
+        ({"after": float("nan")}, 0, 1.0, "is nan by the graph"),
+        ({"before": 0.5, "after": 0.61}, 0, 0.01, "is 0.61 by the graph"),
+        ({"before": 2.0, "after": 2.1}, 0, None, ""),
+        ({"before": 2.0, "after": 2.3}, 0, None, "is 2.3 by the graph"),
+    ],
+)
+def test_graphs_of_other_answers_are_refused(changes, flips, point, said):
+    comparison = compared(**changes)
+    if not said:
+        comparison.check("top1", flips, point)
+        return
+    with pytest.raises(ValueError, match=said):
+        comparison.check("top1", flips, point)
