@@ -9,7 +9,7 @@ MEMORY := THP_MEM_ALLOC_ENABLE=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_T
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint docs measurements gpu gpu-full doctor clean
+.PHONY: help install demo test test-all lint docs measurements gpu gpu-full verify doctor clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
@@ -47,6 +47,9 @@ gpu:  ## check numbers, kernels, tasks and speed of this GPU (15 minutes) and ad
 
 gpu-full:  ## the same with longer runs, and everything compiled
 	$(PY) docs/_ext/measure.py gpu extent=full $(OPTIONS)
+
+verify:  ## measure published weights on ImageNet: make verify data=/imagenet [weights=FOLDER]
+	$(PY) tools/verify.py $(if $(data),data=$(data)) $(if $(weights),weights=$(weights)) $(OPTIONS)
 
 doctor:  ## list what is installed, what is missing and what to type
 	@if [ -x $(PY) ]; then $(PY) tools/doctor.py; else python3 tools/doctor.py; fi

@@ -11,6 +11,8 @@ Axes: B series, L look-back, M variables, T horizon.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from backbones.registry import register_host
 from backbones.slots import HostConfig
 
 MOVING_AVERAGE = 25  # steps of DLinear's trend
+Start = Literal["random", "mean"]
 
 
 class SeriesMap(SeriesBackbone):
@@ -87,10 +90,10 @@ class Decomposition(SeriesMap):
 
     num_features = 2
 
-    def __init__(self, config: HostConfig, kernel_size: int) -> None:
+    def __init__(self, config: HostConfig, kernel_size: int, start: Start) -> None:
         super().__init__(config, "none")
         check_odd(kernel_size)
-        self.kernel_size = kernel_size
+        self.kernel_size, self.start = kernel_size, start
 
     def last_map(self, series: Tensor) -> Tensor:
         """Return rest and trend: (B, L, M) -> (B, 2, M, L)."""
@@ -100,15 +103,18 @@ class Decomposition(SeriesMap):
 
     def forecaster(self, horizon: int, drop: float = 0.0) -> nn.Module:
         """Build one linear layer for the rest and one for the trend."""
-        return TwoLinear(self.img_size[1], horizon)
+        return TwoLinear(self.img_size[1], horizon, self.start)
 
 
 class TwoLinear(nn.Module):
     """The sum of a linear layer of the rest and one of the trend: (B, 2, M, L) -> (B, M, T)."""
 
-    def __init__(self, lookback: int, horizon: int) -> None:
+    def __init__(self, lookback: int, horizon: int, start: Start) -> None:
         super().__init__()
         self.seasonal, self.trend = (nn.Linear(lookback, horizon) for _ in range(2))
+        if start == "mean":
+            for layer in (self.seasonal, self.trend):
+                nn.init.constant_(layer.weight, 1 / lookback)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum of both forecasts: (B, 2, M, L) -> (B, M, T)."""
@@ -162,12 +168,16 @@ def nlinear(config: HostConfig) -> NLinear:
     "dlinear", slots=(), source="Zeng et al., AAAI 2023, Sec. 4 and Fig. 2", patch_size=1,
     modality="series", img_size=LOOKBACK,
 )  # fmt: skip
-def dlinear(config: HostConfig, *, kernel_size: int = MOVING_AVERAGE) -> Decomposition:
+def dlinear(
+    config: HostConfig, *, kernel_size: int = MOVING_AVERAGE, start: Start = "random"
+) -> Decomposition:
     """Sum a linear layer of the trend and one of the rest.
 
     Args:
         config: See ``HostConfig``.
         kernel_size: Steps of the moving average, odd.
+        start: First weights of both layers: "random", as in the authors' code, or "mean", 1 / L
+            each, as in Time-Series-Library, so that the first forecast is the mean of the series.
     """
     refuse_pretrained("dlinear", config)
-    return Decomposition(config, kernel_size)
+    return Decomposition(config, kernel_size, start)

@@ -13,6 +13,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import accuracies
 import paper_counts
 from markup import prose, table
 
@@ -142,9 +143,11 @@ def papers_table(*, full: bool = False) -> str:
         venue = title.rpartition('"')[2]
         cited = f"`{paper}`: {title}" if full else f"`{paper}`{venue}"
         running, agree = f"{len(named) - needing} of {len(named)}", f"{agreeing} of {len(verdicts)}"
-        rows.append([cited, running, agree, known, ", ".join(gaps)])
-    head = ["paper", "rows that run", "counts that agree", "differ for a known cause", "missing"]
-    return table(head, rows)
+        judged = accuracies.paper_verdicts(all_rows)
+        reproduced = f"{sum(judged)} of {len(judged)}" if judged else "none measured"
+        rows.append([cited, running, agree, known, reproduced, ", ".join(gaps)])
+    head = ["paper", "rows that run", "counts that agree", "differ for a known cause"]
+    return table([*head, "accuracies reproduced", "missing"], rows)
 
 
 def write_readme() -> None:

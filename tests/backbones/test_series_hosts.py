@@ -67,6 +67,14 @@ def test_nlinear_and_dlinear_equal_their_equations():
     assert sum(one.numel() for one in model.parameters()) == 2 * (32 * 6 + 6)
 
 
+def test_dlinear_may_start_at_the_mean_of_the_series():
+    series = 3 + tokens(2, 32, 3)
+    model = forecaster("dlinear", start="mean")
+    shift = model.forecaster.seasonal.bias + model.forecaster.trend.bias
+    wanted = series.mean(dim=1, keepdim=True) + shift[:, None]
+    torch.testing.assert_close(model(series), wanted, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "norm"), [("itransformer", "by_layer"), ("patchtst", "by_running")]
 )

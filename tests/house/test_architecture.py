@@ -34,7 +34,7 @@ NEVER = {
 }
 # Commands are tools/<command>.py; their helpers lie in folders of tools/.
 COMMANDS = set("run complexity corrupt crop annotate export benchmark results search".split())
-COMMANDS |= {"lipschitz", "analyse", "doctor", "timm_slots", "compare", "serve"}
+COMMANDS |= {"lipschitz", "analyse", "doctor", "timm_slots", "compare", "serve", "verify"}
 # They register our backbones with other people's registries and are imported by users alone.
 OUTWARD = {"backbones/mm.py": MM, "backbones/timm_models.py": set()}
 

@@ -1,5 +1,6 @@
 """README and the pages of docs/: commands compose, examples run, links hold, the site builds."""
 
+import json
 import re
 import runpy
 import shlex
@@ -109,6 +110,28 @@ def test_files_of_the_site_are_small_and_measurements_complete():
             assert entry["machine"]
             assert re.fullmatch(r"\d{4}-\d\d-\d\d", entry["date"]), entry["title"]
             assert {len(row) for row in entry["rows"]} == {len(entry["columns"])}, entry["title"]
+
+
+def test_tables_of_accuracies_are_those_of_the_recorded_runs():
+    import accuracies
+
+    runs = accuracies.read_runs()
+    assert len({accuracies.key_of(run) for run in runs}) == len(runs) > 0
+    for name, content in accuracies.tables(runs).items():
+        file = accuracies.FOLDER / name
+        assert json.loads(file.read_text(encoding="utf-8")) == content, name
+
+
+def test_a_figure_is_reproduced_by_its_digits_or_in_the_interval_of_three_seeds():
+    import accuracies
+
+    assert accuracies.is_reproduced([0.3594], 0.359, 3)
+    assert not accuracies.is_reproduced([0.3596], 0.359, 3)
+    assert not accuracies.is_reproduced([0.35, 0.37], 0.359, 3)
+    assert accuracies.is_reproduced([0.35, 0.36, 0.37], 0.350, 3)
+    assert not accuracies.is_reproduced([0.355, 0.356, 0.357], 0.359, 3)
+    low, high = accuracies.interval([1.0, 2.0, 3.0])
+    assert (round(low, 3), round(high, 3)) == (-0.484, 4.484)
 
 
 @pytest.mark.parametrize("path", rest_slow(EXAMPLES, QUICK), ids=lambda path: path.stem)

@@ -10,7 +10,10 @@ import pytest
 from PIL import Image
 
 import tasks
+from backbones import create_backbone
 from datamodules.series.sample import write_series
+from heads.forecasting import Forecaster
+from tasks.forecasting.task import ForecastingTask
 from tests.runs import ROOT, composed, run_here, run_shared, summary
 from tools.export import export
 
@@ -91,6 +94,17 @@ def test_the_published_recipe_depends_on_data_and_horizon():
     found = composed("task=forecasting", "recipe=ffnet_1d", "data=traffic", "data.root=/d")
     assert (found.backbone["expansion"], found.backbone["drop"]) == (12, 0.9)
     assert (found.optimizer["lr"], found.data["batch_size"]) == (5e-5, 128)
+
+
+def test_rates_of_the_librarys_recipe_halve_from_the_third_epoch_on():
+    found = composed("task=forecasting", "recipe=time_series_library", "data=etth1",
+                     "data.root=/d", "backbone=dlinear")  # fmt: skip
+    network = Forecaster(create_backbone("dlinear", img_size=96), 96, 7)
+    task = ForecastingTask(network, optimizer=found.optimizer, schedule=found.schedule)
+    factor = task.schedule_factor(10 * 5, 5, found.optimizer["lr"])
+    assert [factor(5 * epoch) for epoch in range(4)] == [1, 1, 0.5, 0.25]
+    assert found.callbacks["early_stopping"]["patience"] == 3
+    assert (found.trainer["max_epochs"], found.data["batch_size"]) == (10, 32)
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ def test_a_missing_package_is_named_with_what_to_type(monkeypatch):
         "importlib.util.find_spec", lambda name: without.get(name, name) and find(name)
     )
     with pytest.raises(
-        ValueError, match=r"needs onnxruntime, .*type: pip install -e '\.\[export\]"
+        ValueError, match=r'needs onnxruntime, .*type: pip install "mixerlab\[.*export'
     ):
         exporter("onnx")
 
