@@ -33,7 +33,7 @@ def test_a_misspelt_option_and_a_missing_package_are_named(monkeypatch):
     ):
         create_backbone("deit_t", img_size=64, lora={"ranks": 4})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refuses(r"backbone.lora needs peft; type pip install -c const", require_peft)
+    refuses(r"backbone.lora needs peft; type: pip install .mixerlab\[lora\]", require_peft)
 
 
 @needs_peft

@@ -293,7 +293,7 @@ def test_each_optimiser_resumes_to_the_bit_and_trains_weights_of_any_type(name):
 @pytest.mark.parametrize("name", optim.SCHEDULE_FREE)
 def test_schedule_free_optimisers_name_their_extra(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "schedulefree", None)
-    with pytest.raises(ValueError, match=rf"name={name} needs .*-e '\.\[schedulefree\]'"):
+    with pytest.raises(ValueError, match=rf"name={name} needs .*mixerlab\[schedulefree\]"):
         build_optimizer(nn.Linear(3, 2), name=name, lr=0.1)
 
 

@@ -24,7 +24,7 @@ def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
     typed = ["backbone=deit_t", "-m", "seed=1,2"]
     assert overrides.read_command(typed).jobs == [["backbone=deit_t", f"seed={n}"] for n in (1, 2)]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
+    with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*mixerlab\[sweep\]"):
         overrides.read_command(["hydra/launcher=joblib"])
 
 
