@@ -53,7 +53,7 @@ def open_model_folder(source: str) -> ModelFolder:
     if source.startswith(LOCAL):
         folder = Path(source.removeprefix(LOCAL)).expanduser().absolute()
         if not (folder / WEIGHTS).is_file():
-            raise ValueError(f"{source} has no {WEIGHTS}; pass a folder made by export.py to=hub")
+            raise ValueError(f"{source} lacks {WEIGHTS}; pass a folder made by export.py to=hub")
         return ModelFolder(f"{LOCAL}{folder}", folder / WEIGHTS)
     form = FORM.fullmatch(source.removeprefix(HUB))
     if form is None:
@@ -107,7 +107,7 @@ def quick_offline() -> Iterator[None]:
 def read_entries(weights: Path) -> dict[str, Any]:
     """Return the entries of a checkpoint that the ``config.json`` beside its weights holds.
 
-    Other tools' files of this name hold none.
+    Other tools' files of this name lack it.
 
     Raises:
         ValueError: The file is too large, or not JSON.

@@ -218,8 +218,8 @@ def exchange(runs: Sequence[Run], published: Any) -> dict[str, Any]:
     measured = [r for r in runs if r["network"] == "ffnet_1d" and r["data"] == "exchange"]
     count = len(pairs_by_seed(runs, "forecasting", "exchange", "ffnet_1d", "mean"))
     missing = [
-        f"Only {count} of {LEAST_SEEDS} seeds ran to the end, so there is no interval yet, and the "
-        "verdict is that of the digits; the same command with `resume=true` adds the others."
+        f"Only {count} of {LEAST_SEEDS} seeds ran to the end, so that an interval is missing, and "
+        "the verdict is that of the digits; the same command with `resume=true` adds the others."
     ] * (count < LEAST_SEEDS)
     return entry(
         "FFNet's Table 6, Exchange",

@@ -388,7 +388,7 @@ def _candidates(
     """
     count = config.get("nms_pre", -1)
     if count < 1:
-        raise ValueError("its test_cfg has no nms_pre, the candidates per level")
+        raise ValueError("its test_cfg lacks nms_pre, the candidates per level")
     classes, *outputs = head(maps)
     priors = head.prior_generator.grid_priors(
         [level.shape[-2:] for level in classes], dtype=classes[0].dtype, device=classes[0].device

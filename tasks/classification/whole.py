@@ -29,7 +29,7 @@ class WholeClassifier(WholeGraph):
     def __init__(self, task: Any, network: nn.Module) -> None:
         super().__init__(task, network)
         if task.data.bands is not None:
-            raise NotWholeError("images of bands have no decoder beside this package")
+            raise NotWholeError("images of bands need this package's decoder")
         mean, std = (torch.tensor(part).view(-1, 1, 1) for part in task.data.normalisation)
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)

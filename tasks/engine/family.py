@@ -126,7 +126,7 @@ class Family:
         graph: Function (task, network, folder, label) that describes the whole network as a
             ``graphs.NetworkGraph``, for ONNX and torch.export; empty for networks of images.
         whole_graph: Class of ``graphs.WholeGraph`` that describes a run as one ONNX graph from
-            inputs to answers; empty if the family has none.
+            inputs to answers; empty without one.
         analyses: Dotted name of the family's function, by analysis of tools/analyse.py; empty if
             the analysis needs none. Absent analyses are refused.
         peculiarity: Clause for messages that refuse an analysis or export; empty names the
@@ -141,7 +141,7 @@ class Family:
         averaged_values: The values that the published rows average; empty if rows are single runs.
         channels_first: True if an input without its batch begins with its channels.
         prompt: What users type as an input, for families whose inputs are texts; empty for files.
-        hub_task: Name of the task on the Hugging Face hub, ``pipeline_tag``; empty if it has none.
+        hub_task: Name of the task on the Hugging Face hub, ``pipeline_tag``; empty without one.
     """
 
     name: str

@@ -29,7 +29,7 @@ class WholeTexts(WholeGraph):
         super().__init__(task, network)
         blocks = self.network.backbone.blocks.children()
         reasons = {
-            "a language model has no classes": not isinstance(network, TextClassifier),
+            "a language model lacks classes": not isinstance(network, TextClassifier),
             "its mixers read padding": any(block.by_length for block in blocks),
             "it takes each pair in both orders": getattr(task.data, "swaps", False),
         }
@@ -38,7 +38,7 @@ class WholeTexts(WholeGraph):
                 raise NotWholeError(reason)
         self.tokenizer = task.data.tokenizer()
         if not hasattr(self.tokenizer, "pieces"):
-            raise NotWholeError("infer.py has no byte pairs of GPT-1")
+            raise NotWholeError("infer.py lacks the byte pairs of GPT-1")
         most = task.data.max_tokens
         self.axes = ({0: ("batch", 1, None), 1: ("length", 3, most)},)
 

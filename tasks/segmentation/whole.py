@@ -24,7 +24,7 @@ class WholeSegmentor(WholeGraph):
     def __init__(self, task: Any, network: nn.Module) -> None:
         super().__init__(task, network)
         if task.data.bands is not None:
-            raise NotWholeError("images of bands have no decoder beside this package")
+            raise NotWholeError("images of bands need this package's decoder")
         try:
             self.network = LabelMaps(self.network)
         except ValueError as error:

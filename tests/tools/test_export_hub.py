@@ -122,7 +122,7 @@ def test_a_pickle_in_place_of_the_weights_stays_closed(model_folder, tmp_path):
     (tmp_path / CONFIG).write_bytes((model_folder / CONFIG).read_bytes())
     with pytest.raises(ValueError, match=WEIGHTS):
         load(f"local-dir:{tmp_path}")
-    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+    with pytest.raises(ValueError, match=r"lacks model\.safetensors"):
         load(f"local-dir:{tmp_path / 'absent'}")
 
 

@@ -158,7 +158,7 @@ def test_rows_of_other_code_are_replaced(tmp_path, said):
         ((), {"precision": "bf16-mixed"}, "trainer.precision: 32-true there, bf16-mixed here"),
         (("data.image_size=32",), {}, "data.image_size: None there, 32 here"),
         (("metric=top5",), {}, "primary: top1 there, top5 here"),
-        (("host=deit_s",), {}, "deit_s on sample_classification is none of its cells"),
+        (("host=deit_s",), {}, "deit_s on sample_classification is outside of its cells"),
         (("mixer=attention,sbm", "baseline=attention"), {}, "baseline: ffn there, attention here"),
     ],
 )
@@ -202,9 +202,9 @@ def typed(*words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["publish={folder}/none"], "none holds no finished runs of a comparison"),
+        (["publish={folder}/none"], "none lacks finished runs of a comparison"),
         (["publish={folder}/none", "seeds=2"], "cannot use 'seeds=2'"),
-        (["verify=glu", "leaderboard={folder}/none"], "none holds no leaderboard"),
+        (["verify=glu", "leaderboard={folder}/none"], "none lacks a leaderboard"),
         (["verify=swiglu", "leaderboard={folder}/board"], "no mixer on the leaderboard called"),
         (["verify=glu", "host=deit_s", "leaderboard={folder}/board"], "host=there is no host"),
         (["verify=glu", "seeds=2", "leaderboard={folder}/board"], "cannot use 'seeds=2'"),

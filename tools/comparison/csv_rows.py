@@ -21,7 +21,7 @@ def read_models(path: Path, model: type[M]) -> Iterator[M]:
 
     Raises:
         FileNotFoundError: The path does not exist.
-        DamagedFile: A row is no instance of the model.
+        DamagedFile: A row fails the checks of the model.
     """
     names, *lines = [line for line in read_csv(path) if line] or [[]]
     for line in lines:

@@ -223,13 +223,12 @@ def publish(source: Path, folder: Path, say: Callable[[str], None]) -> None:
         say: Prints a line.
 
     Raises:
-        ValueError: The comparison has no runs, or follows another plan.
+        ValueError: The comparison lacks runs, or follows another plan.
     """
     registered, journal = read_registered(source), Journal(source)
     if registered is None or not journal.finished():
         raise ValueError(
-            f"{source} holds no finished runs of a comparison; pass "
-            "publish=outputs/comparisons/<name>"
+            f"{source} lacks finished runs of a comparison; pass publish=outputs/comparisons/<name>"
         )
     content = yaml.safe_load(registered.text)
     facts = content.pop(FIXED)
@@ -290,7 +289,7 @@ def _labels(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -> d
         matches = [name for name in namesakes if has_same_data(cells[name], cell_facts)]
         place = " on ".join(cell)
         if not matches:
-            reason = "has other data" if namesakes else "is none of its cells"
+            reason = "has other data" if namesakes else "is outside of its cells"
             raise _mismatch(leaderboard, f"{place} {reason}")
         _check_equal(leaderboard, cells[matches[0]], cell_facts, ("rate", "settings"), place)
         labels[cell] = matches[0]

@@ -1,4 +1,4 @@
-"""What every run imports; the process from which runs are forked imports it first."""
+"""Imports of every run; the process from which runs are forked imports it first."""
 
 # ruff: noqa: E402, F401
 

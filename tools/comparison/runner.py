@@ -238,7 +238,7 @@ class Comparison:
         return None, stopped
 
     def _list_folders(self) -> dict[str, list[Path]]:
-        """Return the run folders of before that have no row here, newest first, by network."""
+        """Return the run folders of before without a row here, newest first, by network."""
         places = [
             self.folder / "runs",
             Path(self.plan.output_dir),

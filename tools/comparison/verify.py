@@ -67,11 +67,11 @@ def verify(
         output_dir: Where the folder of the runs is made.
 
     Raises:
-        ValueError: There are no such rows, or the data or the mixer's code differ.
+        ValueError: Such rows are missing, or the data or the mixer's code differ.
     """
     leaderboard = read_leaderboard(folder)
     if leaderboard is None:
-        raise ValueError(f"{folder} holds no leaderboard; pass leaderboard=<its folder>")
+        raise ValueError(f"{folder} lacks a leaderboard; pass leaderboard=<its folder>")
     plan = leaderboard.plan.model_copy(
         update={"name": f"verify_{Path(file_name(mixer)).stem}", "output_dir": output_dir}
     )
@@ -86,7 +86,7 @@ def verify(
     cells = {(h.label, d.label): (h, d) for h in hosts for d in sets}
     rows = [row for row in leaderboard.finals() if row.mixer == mixer and row.cell in cells]
     if not rows:
-        raise ValueError(f"{mixer} has no rows for host={host or 'any'} data={data or 'any'}")
+        raise ValueError(f"{mixer} lacks rows for host={host or 'any'} data={data or 'any'}")
     cells = {cell: cells[cell] for cell in cells if any(row.cell == cell for row in rows)}
     for h, d in cells.values():
         compose_run(run_words(plan, h, d, entry))

@@ -83,7 +83,7 @@ def export(request: ExportRequest) -> list[Path]:
     """Write the folder, load it, compare all values, and push it if a name is given.
 
     Raises:
-        ValueError: The checkpoint has no run, the network needs a file of this machine, or the
+        ValueError: The checkpoint lacks a run, the network needs a file of this machine, or the
             loaded folder differs.
     """
     run, checkpoint = request.run, request.checkpoint
@@ -91,7 +91,7 @@ def export(request: ExportRequest) -> list[Path]:
         raise ValueError("to=hub takes a trained run; pass ckpt=<run folder>")
     task = open_task(request.ckpt)
     config = _portable({key: run[key] for key in KEPT if key in run})
-    # The data of a run decide some options, such as the number of words; a folder has no data.
+    # The data of a run decide some options, such as the number of words; a folder lacks data.
     decided = getattr(task.data, "backbone_arguments", {})
     config["backbone"] |= {k: v for k, v in decided.items() if k in config["backbone"]}
     config["backbone"]["pretrained"] = None

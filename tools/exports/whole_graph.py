@@ -111,7 +111,7 @@ def export(request: ExportRequest) -> list[Path]:
     assert request.run is not None, "whole_or asks for a run"
     family = find_family(request.run["task_name"])
     if not family.whole_graph:
-        raise NotWholeError(f"networks of task={family.name} have no graph from inputs to answers")
+        raise NotWholeError(f"networks of task={family.name} lack a graph from inputs to answers")
     samples = parse_integer("samples", request.settings["samples"])
     task: Any = tasks.load(request.ckpt)
     data = _validation_data(request.run)

@@ -18,7 +18,7 @@ from tools.cli.paths import ROOT
 VENV = ROOT / ".venv"
 OWN = "mixerlab"  # which one of its extras asks for, with others
 IN_VENV = Path(sys.prefix).resolve() == VENV
-IS_CHECKOUT = (ROOT / "Makefile").exists()  # a wheel's user has no make
+IS_CHECKOUT = (ROOT / "Makefile").exists()  # a wheel's user lacks make
 REPAIR = "make install" if IS_CHECKOUT else 'pip install "mixerlab[dense]"'
 PIP = f"pip install -c {'constraints.txt' if IS_CHECKOUT else ROOT / 'constraints.txt'}"
 

@@ -133,7 +133,7 @@ def _with_threshold(task: BaseTask, threshold: float | None) -> BaseTask:
     """Return a view of a task with another threshold, and the same weights.
 
     Raises:
-        ValueError: The threshold is out of range, or the task has none.
+        ValueError: The threshold is out of range, or the task lacks one.
     """
     if threshold is None:
         return task

@@ -180,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
         return content
 
     def _discard(self, length: int) -> None:
-        """Read a body within the time limit: clients that still send take no answer."""
+        """Read a body within the time limit: clients read the answer after they have sent."""
         while length > 0:
             part = self.rfile.read(min(length, PART))
             length = length - len(part) if part else 0
