@@ -163,7 +163,7 @@ def _check_pixels(file: Path, most: int) -> None:
     try:
         with Image.open(file) as image:
             size = image.size
-    except Exception:
+    except Exception:  # no image, or one that its reader refuses with a reason
         return
     if math.prod(size) > most:
         raise ValueError(f"the image has {math.prod(size):,} pixels; at most {most:,} are served")
