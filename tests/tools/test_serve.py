@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -110,6 +111,13 @@ def test_requests_at_the_same_time_get_each_its_own_answer(port, task):
     assert len(looked) == len(seeds) / 2
 
 
+def slow_chunks():
+    """Parts that are still sent while the answer comes."""
+    for _ in range(5):
+        time.sleep(0.05)
+        yield b"x" * 1000
+
+
 WRONG = {
     "broken": ({"body": png(0)[:500], "path": "/predict?name=../../x.png"}, 400, "x.png is trunc"),
     "no image": ({"body": b"hello"}, 400, "is not an image"),
@@ -122,7 +130,8 @@ WRONG = {
     "no threshold": ({"body": png(0), "path": "/predict?threshold=0.5"}, 400, "that have one"),
     "not finite": ({"body": png(0), "path": "/predict?threshold=nan"}, 400, "from 0 to 1"),
     "length": ({"body": b"x", "headers": {"Content-Length": "-1"}}, 411, "Content-Length"),
-    "chunks": ({"body": iter([b"x"])}, 411, "Content-Length"),
+    "chunks": ({"body": slow_chunks()}, 411, "Content-Length"),
+    "a large body elsewhere": ({"path": "/x", "body": bytes(2**20)}, 404, "/predict"),
     "a file of the server": ({"method": "GET", "path": "/../tools/serve.py"}, 404, "/predict"),
     "an absolute file": ({"method": "GET", "path": "//etc/passwd"}, 404, "/predict"),
     "another address": ({"path": "/predict/../x", "body": b"x"}, 404, "/predict"),

@@ -141,6 +141,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = self._predict()
         except Refusal as refusal:
             self._send_json(refusal.status, {"error": str(refusal)})
+            self._drain()
         except ValueError as error:
             self._send_json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
         except Exception as error:  # of the network: the server goes on
@@ -165,7 +166,6 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(HTTPStatus.LENGTH_REQUIRED, "the body needs a Content-Length")
         length = int(text)
         if not 0 < length <= limits.upload:
-            self._discard(length)
             raise Refusal(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE if length else HTTPStatus.BAD_REQUEST,
                 f"the body must have 1 to {limits.upload:,} bytes, got {length:,}",
@@ -179,11 +179,11 @@ class Handler(BaseHTTPRequestHandler):
             )
         return content
 
-    def _discard(self, length: int) -> None:
-        """Read a body within the time limit: clients read the answer after they have sent."""
-        while length > 0:
-            part = self.rfile.read(min(length, PART))
-            length = length - len(part) if part else 0
+    def _drain(self) -> None:
+        """Read the rest of a body within the time limit: clients read once they have sent."""
+        self.connection.shutdown(socket.SHUT_WR)
+        while self.rfile.read(PART):
+            pass
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
