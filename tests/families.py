@@ -149,7 +149,8 @@ def build_short(name: str, **options) -> Backbone:
     return network
 
 
-_short = functools.cache(build_short)
+# As many as the default tests of a file ask for; all hosts with all mixers would take 8 GB.
+_short = functools.lru_cache(maxsize=40)(build_short)
 
 
 def short(name: str, *, dense: bool = False) -> Backbone:
