@@ -380,7 +380,7 @@ DRAWN = (
 )  # fmt: skip
 
 
-@pytest.mark.slow  # a minute each, classifiers and segmentors at the papers' image sizes
+@pytest.mark.slow  # a minute each, classifiers at the papers' image sizes
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_row_trains_two_steps_on_data_in_the_real_layout(name, sample_cache, tmp_path, capsys):
     task = ROWS[name].task
@@ -394,6 +394,8 @@ def test_a_row_trains_two_steps_on_data_in_the_real_layout(name, sample_cache, t
              "optimizer.reference_batch=null", f"output_dir={tmp_path}"]  # fmt: skip
     if task == "detection":  # at 800 x 1333 a step takes 10 GB
         typed.append("data.scale=[666,400]")
+    if task == "segmentation":  # nor at 512 x 512
+        typed += ["data.scale=[1024,256]", "data.crop_size=256"]
     ended = completed(typed, capsys)
     assert "does not compare" in ended.out
     (folder,) = tmp_path.glob("*/*/2*")
