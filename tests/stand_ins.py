@@ -126,6 +126,21 @@ def write_elpv(root, copies=5):
     (root / "labels.csv").write_text("".join(lines))
 
 
+def write_cloud(folder, count=400, label="segment"):
+    """A room of Pointcept's S3DIS or ScanNet: an array per property."""
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    normal = generator.normal(size=(count, 3))
+    arrays = {
+        "coord": generator.uniform(0, 2, (count, 3)).astype(np.float32),
+        "color": generator.integers(0, 256, (count, 3)).astype(np.float32),
+        "normal": (normal / np.linalg.norm(normal, axis=1, keepdims=True)).astype(np.float32),
+        label: generator.integers(0, 13, count),
+    }
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", values)
+
+
 def write_cifar10(root, rows=4):
     """The seven pickles of CIFAR-10, of which each of images has a few rows."""
     generator = np.random.default_rng(0)

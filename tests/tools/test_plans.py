@@ -32,7 +32,8 @@ def test_a_plan_composes(path):
     for host, data in itertools.product(plan["host"], plan["data"]):
         words = [*f"backbone={host} data={data}".split(), *plan["options"]]
         config = composed(f"task={plan['task']}", *words)
-        assert (config.backbone["img_size"], config.data["resident"]) == (32, True)
+        if plan["task"] == "classification":
+            assert (config.backbone["img_size"], config.data["resident"]) == (32, True)
 
 
 @pytest.mark.parametrize("text", BLOCKS)
@@ -49,9 +50,8 @@ def test_plans_of_the_documentation_compose(tmp_path, text):
 def test_every_mixer_of_a_plan_fits_every_host(path):
     plan = yaml.safe_load(path.read_text())
     for host, mixer in itertools.product(plan["host"], plan["mixer"]):
-        words = f"backbone={host} backbone.mixer.name={mixer}".split()
-        words = join_channel_mixer([*words, f"task={plan['task']}", "data.image_size=32"])
-        config = composed(*words)
+        words = f"backbone={host} backbone.mixer.name={mixer} data={plan['data'][0]}".split()
+        config = composed(*join_channel_mixer([*words, f"task={plan['task']}", *plan["options"]]))
         with torch.device("meta"):
             assert create_backbone(**config.backbone).channel_mixers()
 

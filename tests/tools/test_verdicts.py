@@ -28,8 +28,8 @@ def rounds_to_digits(exact, unit, printed, change):
 
 
 # Numbers of rows that agree, rows with explained differences only, and other rows.
-VERDICTS = {"afbo": (44, 22, 72), "ffnet": (11, 4, 0), "iffn": (33, 1, 10), "posmlp": (6, 12, 7),
-            "sbm": (10, 11, 11)}  # fmt: skip
+VERDICTS = {"afbo": (44, 22, 72), "ffnet": (12, 9, 0), "iffn": (33, 1, 10), "posmlp": (9, 14, 8),
+            "sbm": (10, 12, 11)}  # fmt: skip
 
 
 @pytest.mark.parametrize("paper", list_papers())
@@ -140,7 +140,7 @@ def test_counting_rules_named_as_causes_give_the_printed_digits():
     _, macs = count_model("poolformer_m48", "{}", (224, 224), "torchprofile")
     assert pool.cause == {"flops": "counting by torchprofile"}
     assert pool.printed("flops").is_printed_for(Decimal(macs) / 10**9)
-    assert found == 12
+    assert found == 13
 
 
 def gccm_macs_saved(name, options):

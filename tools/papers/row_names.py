@@ -20,15 +20,15 @@ def row_names(rows: Sequence[Row]) -> list[str]:
 
     Suffixes distinguish the rows of a backbone within a table: head, data, options, image size and
     protocol, in this order. An option is the last part of its key and its value, or the row's
-    ``variant``. The image size is only added if the table also has a smaller one. Rows without a
-    metric get an empty name.
+    ``variant``. The image size is only added if it is larger than that of the table's first row.
+    Rows without a metric get an empty name.
     """
     groups: dict[tuple[int, str], list[dict[Part, Any]]] = {}
-    least: dict[int, int] = {}
+    usual: dict[int, int] = {}
     for row in rows:
         if row.metrics:
             groups.setdefault((row.table, row.backbone), []).append(_distinguishing_parts(row))
-            least[row.table] = min(row.image_size, least.get(row.table, row.image_size))
+            usual.setdefault(row.table, row.image_size)
     names = []
     for row in rows:
         if not row.metrics:
@@ -42,7 +42,7 @@ def row_names(rows: Sequence[Row]) -> list[str]:
         }
         words = [_name_part(key, value) for key, value in differing.items() if key[0] == "head"]
         words += [_name_part(key, value) for key, value in differing.items() if key[0] == "option"]
-        words += [str(row.image_size)] * (row.image_size > least[row.table])
+        words += [str(row.image_size)] * (row.image_size > usual[row.table])
         words += [
             _name_part(key, value) for key, value in differing.items() if key[0] == "protocol"
         ]
