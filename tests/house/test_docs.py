@@ -208,6 +208,8 @@ def test_site_builds_without_warnings(tmp_path):
         page = (tmp_path / f"reference/mixers/{name}.html").read_text()
         assert '<svg xmlns="http://www.w3.org/2000/svg" class="dataflow"' in page, name
         assert f"reference/mixers/{name}" in index
+    for stem in ("cheapest", "imbal", "tensorrt", "zoo", "serv"):  # of words that users look for
+        assert f'"{stem}":' in index
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(
             r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text()
