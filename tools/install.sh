@@ -12,7 +12,7 @@ py=$venv/bin/python
 log=$venv/install.log
 stamp=$venv/.installed
 compiled=$venv/.compiled
-extras=dense,lipschitz,attributions,export,sweep,search,parquet,wandb,mlflow,schedulefree,docs,dev
+extras=dense,lipschitz,attributions,export,sweep,search,parquet,wandb,mlflow,schedulefree,notebooks,docs,dev
 
 stop() {
     echo "make install: $*" >&2

@@ -15,29 +15,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # imports are written from the root
+if __name__ == "__main__":  # imports are written from the root
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from tools.cli.processes import is_first_process, prepare_process  # noqa: E402
+from tools.cli.processes import is_first_process, prepare_process
 
 if __name__ == "__main__":
     prepare_process()  # before torch is imported
 
-import hydra  # noqa: E402
-from hydra.core.hydra_config import HydraConfig  # noqa: E402
-from hydra.types import RunMode  # noqa: E402
-from omegaconf import DictConfig, OmegaConf  # noqa: E402
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
-from tasks.engine.loops import signals  # noqa: E402
-from tasks.engine.optimisation import automatic  # noqa: E402
-from tasks.engine.quick_imports import quick_imports  # noqa: E402
-from tasks.engine.run_folder.run_config import RunConfig  # noqa: E402
-from tools.cli.command import exit_with  # noqa: E402
-from tools.cli.errors import one_line_errors  # noqa: E402
-from tools.cli.grammar import key_of  # noqa: E402
-from tools.cli.paths import CONFIGS, ROOT  # noqa: E402
-from tools.cli.printable import escape_logs  # noqa: E402
-from tools.config.config_checks import resolve_config  # noqa: E402
-from tools.config.overrides import (  # noqa: E402
+from tasks.engine.loops import signals
+from tasks.engine.optimisation import automatic
+from tasks.engine.quick_imports import quick_imports
+from tasks.engine.run_folder.run_config import RunConfig
+from tools.cli.command import exit_with
+from tools.cli.errors import one_line_errors
+from tools.cli.grammar import key_of
+from tools.cli.paths import CONFIGS, ROOT
+from tools.cli.printable import escape_logs
+from tools.config.config_checks import resolve_config
+from tools.config.overrides import (
     JOB,
     Command,
     read_command,
@@ -45,11 +46,11 @@ from tools.config.overrides import (  # noqa: E402
     unlike_jobs,
     varied_keys,
 )
-from tools.config.run_config import job_config, log_differences  # noqa: E402
-from tools.runs import folder as run_folder  # noqa: E402
-from tools.runs.garbage import freeze_heap  # noqa: E402
-from tools.runs.nodes import NODES  # noqa: E402
-from tools.runs.process_group import following_first_process, processes  # noqa: E402
+from tools.config.run_config import job_config, log_differences
+from tools.runs import folder as run_folder
+from tools.runs.garbage import freeze_heap
+from tools.runs.nodes import NODES
+from tools.runs.process_group import following_first_process, processes
 
 HELP = {"-h", "--help"}
 SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import host_pages
 import leaderboard_page
 import measurement_pages
 import mixer_pages
+import notebook_pages
 import paper_pages
 import python_page
 import timm_page
@@ -21,8 +21,8 @@ import timm_page
 DOCS = Path(__file__).resolve().parents[1]
 REFERENCE = DOCS / "reference"
 KINDS = (
-    catalogue_page, command_page, config_pages, host_pages, mixer_pages, paper_pages, python_page,
-    timm_page,
+    catalogue_page, command_page, config_pages, host_pages, mixer_pages, notebook_pages,
+    paper_pages, python_page, timm_page,
 )  # fmt: skip
 INDEX = """# Reference
 
@@ -52,19 +52,9 @@ def generate(app: Any = None) -> None:
     for kind in KINDS:
         pages |= kind.pages()
     write_pages(REFERENCE, pages)
-    (REFERENCE / "notebook.ipynb").write_text(notebook(), encoding="utf-8")
+    notebook_pages.write_notebooks(REFERENCE / "notebooks")
     measured = measurement_pages.pages() | leaderboard_page.pages()
     write_pages(DOCS / "measurements", measured, remove=False)
-
-
-def notebook() -> str:
-    """Return the example as a notebook, with a cell for each part that begins with ``# %%``."""
-    parts = (DOCS / "examples/notebook.py").read_text(encoding="utf-8").split("# %%")[1:]
-    blank = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
-    cells = [{**blank, "source": f"#{part.rstrip()}"} for part in parts]
-    return json.dumps(
-        {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1
-    )
 
 
 def write_pages(folder: Path, pages: dict[str, str], *, remove: bool = True) -> None:

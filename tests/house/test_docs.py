@@ -1,6 +1,7 @@
 """README and the pages of docs/: commands compose, examples run, links hold, the site builds."""
 
 import json
+import os
 import re
 import runpy
 import shlex
@@ -32,12 +33,15 @@ RUNS = dict.fromkeys(re.findall(r"python tools/run\.py ([^`\n\"]*=[^`\n]*)", TEX
 RUNS = [command for command in RUNS if not re.search(NEEDS, command)]
 DATA = re.findall(r"`(task=\S+ data=\S+ data\.root=\S+)`", TEXT)
 NOTEBOOKS = sorted(DOCS.glob("examples/notebooks/*.py"))
-EXAMPLES = sorted(DOCS.glob("examples/*.py")) + NOTEBOOKS
+TRAINERS = sorted(DOCS.glob("examples/trainer/*.py"))
+EXAMPLES = sorted(DOCS.glob("examples/*.py")) + TRAINERS
 QUICK = [DOCS / f"examples/{name}.py" for name in ("plain_pytorch", "global_filter")]
-QUICK.append(DOCS / "examples/notebooks/classification.py")
+QUICK.append(DOCS / "examples/trainer/classification.py")
 OPTIONAL = {"smp_encoder": "segmentation_models_pytorch", "lora": "peft",
             "conformal": "torch_uncertainty"}  # fmt: skip
-MOST_LINES = 12  # of a notebook's cell that trains, tests and predicts
+MOST_LINES = 12  # of an example's cell that trains, tests and predicts
+MOST_SECONDS = 1200  # of a notebook's cell
+ERRORS_SHOWN = {"own_data": 1}  # a broken file
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +141,7 @@ def test_a_figure_is_reproduced_by_its_digits_or_in_the_interval_of_three_seeds(
 @pytest.mark.parametrize("path", rest_slow(EXAMPLES, QUICK), ids=lambda path: path.stem)
 def test_example_runs(path, request, tmp_path, monkeypatch, registering):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["notebook"])
+    monkeypatch.setattr(sys, "argv", ["example"])
     if path.stem in OPTIONAL:
         pytest.importorskip(OPTIONAL[path.stem])
     if path.stem == "predict":
@@ -152,11 +156,32 @@ def test_example_runs(path, request, tmp_path, monkeypatch, registering):
     runpy.run_path(str(path))
 
 
-def test_notebooks_of_the_four_tasks_are_short():
-    assert [path.stem for path in NOTEBOOKS] == [
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path, tmp_path, monkeypatch):
+    """In a kernel of its own, from a folder without the checkout, and it shows a result."""
+    for package in ("jupytext", "nbclient", "ipykernel"):
+        pytest.importorskip(package, reason=f"notebooks need {package}, of the extra notebooks")
+    import nbclient
+    import notebook_pages
+
+    if path.stem == "export_and_serve":
+        pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    notebook = notebook_pages.read_notebook(path)
+    folder = {"metadata": {"path": tmp_path}}
+    nbclient.NotebookClient(notebook, timeout=MOST_SECONDS, resources=folder).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert any("data" in output for output in outputs)
+    printed = "".join(output.text for output in outputs if "text" in output)
+    assert printed.count("error: ") == ERRORS_SHOWN.get(path.stem, 0), printed
+
+
+def test_examples_of_the_four_tasks_are_short():
+    assert [path.stem for path in TRAINERS] == [
         "classification", "detection", "segmentation", "transfer",
     ]  # fmt: skip
-    for path in NOTEBOOKS:
+    for path in TRAINERS:
         lines = path.read_text().partition("# %% Train, test and predict\n")[2].splitlines()
         assert 8 <= len([line for line in lines if line.strip()]) <= MOST_LINES, path.stem
 
@@ -174,6 +199,7 @@ def test_picture_of_a_mixer_shows_its_parts():
 @pytest.mark.slow
 def test_site_builds_without_warnings(tmp_path):
     """Sphinx checks all links between pages; every mixer has its page, and the search finds it."""
+    pytest.importorskip("jupytext", reason="pages of notebooks need jupytext, of the extra docs")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
     built = subprocess.run([*command, DOCS, tmp_path], cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
@@ -182,6 +208,8 @@ def test_site_builds_without_warnings(tmp_path):
         page = (tmp_path / f"reference/mixers/{name}.html").read_text()
         assert '<svg xmlns="http://www.w3.org/2000/svg" class="dataflow"' in page, name
         assert f"reference/mixers/{name}" in index
+    for stem in ("cheapest", "imbal", "tensorrt", "zoo", "serv"):  # of words that users look for
+        assert f'"{stem}":' in index
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(
             r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text()

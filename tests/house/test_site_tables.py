@@ -5,7 +5,7 @@ import pytest
 from tests.browser import CHROMIUM, Browser
 from tools.cli.paths import ROOT
 
-NAMES = [f"mixer_{index:02d}" for index in range(12)]
+NAMES = [f"mixer_with_a_name_as_wide_as_a_phone_{index:02d}" for index in range(12)]
 COUNTS = ["1,200", "20.5 M", "", "3", "-1", "2 k", "7", "1e9", "40", "15", "6", "none"]
 PAGE = """<!doctype html><link rel="stylesheet" href="{static}/site.css">
 <script src="{static}/tables.js"></script>
@@ -49,12 +49,15 @@ def test_a_long_table_sorts_filters_and_keeps_its_first_column(tmp_path):
             "const field = document.querySelector('.table-filter input'); field.value = '_1 m';"
             "field.dispatchEvent(new Event('input'))"
         )
-        assert set(shown()) == {"mixer_10", "mixer_11"}
+        assert set(shown()) == set(NAMES[10:])
         assert browser.value("document.querySelector('.table-filter output').value") == "2 of 12"
         left = "document.querySelector('td').getBoundingClientRect().left"
         before = browser.value(left)
         browser.value("document.querySelector('.long-table').scrollLeft = 500")
         assert browser.value("document.querySelector('.long-table').scrollLeft") > 100
         assert browser.value(left) == pytest.approx(before, abs=2)
+        phone = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        browser.call("Emulation.setDeviceMetricsOverride", **phone)
+        assert browser.value("document.querySelector('td').offsetWidth") <= 160
     finally:
         browser.close()

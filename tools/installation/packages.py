@@ -55,6 +55,7 @@ FEATURES = {
     "captum": "tools/analyse.py attributions",
     "wandb": "logger=wandb",
     "mlflow-skinny": "logger=mlflow",
+    "jupytext": "notebooks, make docs",
 }
 
 Status = Literal["ok", "untested version", "missing"]
