@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -186,7 +187,7 @@ def test_a_graph_answers_as_the_checkpoint_with_three_packages(exported, bare, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DETECTORS)
-def test_each_promised_detector_leaves_whole(name, tmp_path, sample_cache, capsys):
+def test_each_promised_detector_leaves_whole(name, tmp_path, sample_cache):
     """The command compares every detection with the checkpoint's before the folder appears."""
     words = dict.fromkeys((*SCENES, *DETECTORS[name]))
     ended = run_shared(
@@ -197,7 +198,7 @@ def test_each_promised_detector_leaves_whole(name, tmp_path, sample_cache, capsy
     folder = tmp_path / "out"
     assert export.main(["to=onnx", "what=whole", f"ckpt={ended.folder()}", f"out={folder}"]) == 0
     text = (folder / "README.md").read_text()
-    assert int(text.split("answers 0 differ")[0].split("of ")[-1].replace(",", "")) > 3
+    assert int(re.search(r"of ([\d,]+) answers", text)[1].replace(",", "")) > 3
     assert "Guard" not in text
 
 
