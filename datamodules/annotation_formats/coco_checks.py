@@ -125,6 +125,7 @@ def check_coco(
     with_mask: bool,
     training: bool,
     skip_unusable: bool = False,
+    labels: Mapping[int, Path] | None = None,
 ) -> CocoFacts:
     """Check annotations against the MM toolkits' requirements and the images on disk.
 
@@ -136,6 +137,7 @@ def check_coco(
         with_mask: Check the masks too.
         training: Check that images for training remain after mmdet's filter.
         skip_unusable: Exclude unusable boxes from evaluation too.
+        labels: File of an image's objects, by the image's id, where each has its own.
 
     Raises:
         FileNotFoundError: Images are missing.
@@ -167,7 +169,7 @@ def check_coco(
     if not training:
         _check_nan(path, annotations, left_out, class_ids)
     if with_mask:
-        _check_masks(path, annotations, by_id, unusable, left_out)
+        _check_masks(path, annotations, by_id, unusable, left_out, labels or {})
     boxed = {entry["image_id"] for entry in boxes}
     small = {image["id"] for image in images if min(image["width"], image["height"]) < MIN_SIDE}
     counted = {item["category_id"] for item in (usable if skip_unusable else annotations)
@@ -298,6 +300,7 @@ def _check_masks(
     images: dict[Any, Entry],
     unusable: Collection[int],
     left_out: Collection[int],
+    labels: Mapping[int, Path],
 ) -> None:
     for place, entry in enumerate(annotations):
         if place in left_out:
@@ -305,9 +308,11 @@ def _check_masks(
         image = images[entry["image_id"]]
         fault = _mask_fault(entry.get("segmentation"), (image["height"], image["width"]))
         if fault:
+            file = labels.get(entry["image_id"])
+            where = f"annotation {entry['id']} in {path} (annotations[{place}])"
             raise ValueError(
-                f"annotation {entry['id']} in {path} (annotations[{place}]) {fault}; correct it, "
-                f"or pass {f'{OPTION} or ' * (place in unusable)}data.with_mask=false with a "
+                f"{file or where} {fault}; correct it, or pass "
+                f"{f'{OPTION} or ' * (place in unusable)}data.with_mask=false with a "
                 "box detector, such as head=retinanet"
             )
 

@@ -70,11 +70,13 @@ class Photo:
         file: Path relative to the export's root.
         shapes: The annotated objects.
         size: Width and height; None reads them from the image.
+        labels: File of the image's shapes alone, for messages; None for one of all images.
     """
 
     file: str
     shapes: list[Shape] = field(default_factory=list)
     size: Size | None = None
+    labels: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,13 @@ class Part:
         source: File or folder, for messages.
         images: Folder that the images' ``file_name`` are relative to.
         content: Content in the form of ``coco_checks.read_coco``.
+        labels: File of an image's objects, by the image's id, where each has its own.
     """
 
     source: Path
     images: Path
     content: Content
+    labels: Mapping[int, Path] = field(default_factory=dict)
 
 
 # Splits of an export by name; calling one reads it.
@@ -131,7 +135,8 @@ def to_part(photos: Sequence[Photo], source: Path, images: Images, names: Sequen
     for photo, size in zip(unsized, images.sizes([p.file for p in unsized]), strict=True):
         photo.size = size
     ids = {name: number for number, name in enumerate(names)}
-    return Part(source, images.folder, check_content(source, _content(photos, ids)))
+    labels = {number: photo.labels for number, photo in enumerate(photos, 1) if photo.labels}
+    return Part(source, images.folder, check_content(source, _content(photos, ids)), labels)
 
 
 def _content(photos: Sequence[Photo], ids: Mapping[str, int]) -> Content:

@@ -122,7 +122,7 @@ def _photos(files: Sequence[Path], images: Images, skipped: Counter[str]) -> lis
         if name is None:
             missing.append(f"{entry.imagePath} ({file.name})")
             continue
-        photos.append(Photo(name, _shapes(entry, str(file), skipped), entry.size))
+        photos.append(Photo(name, _shapes(entry, str(file), skipped), entry.size, file))
     images.require_found(missing, files[0].parent, REMEDY)
     return photos
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,20 +104,77 @@ def draw_names(names: Sequence[str], options: SplitOptions, where: object = "the
             "need one each; add images"
         )
     count = min(max(1, round(options.share * len(names))), len(names) - 1)
+    return set(_shuffled(names, options)[:count])
 
+
+def _shuffled(names: Sequence[str], options: SplitOptions) -> list[str]:
     def place(name: str) -> bytes:
         key = nfc(f"{options.seed}/{name}").encode("utf-8", "surrogateescape")
         return hashlib.sha256(key).digest()
 
-    return set(sorted(names, key=place)[:count])
+    return sorted(names, key=place)
+
+
+def draw_with_classes(
+    names: Sequence[str],
+    options: SplitOptions,
+    num_classes: int,
+    classes_of: Callable[[str], Collection[int]],
+    where: object = "the set",
+) -> set[str]:
+    """Return ``draw_names``, with images exchanged so that each class is trained and validated.
+
+    A class of a single image is trained. Images are exchanged one for one where other classes allow
+    it.
+
+    Args:
+        names: Names of the images.
+        options: Options with share and seed.
+        num_classes: Number of classes.
+        classes_of: Returns the labels in an image; called for the images that decide.
+        where: Name of the dataset in messages.
+
+    Raises:
+        ValueError: There are fewer than two images.
+    """
+    val = draw_names(names, options, where)
+    order, labels = _shuffled(names, options), functools.cache(lambda name: {*classes_of(name)})
+    train = {*order} - val
+
+    def is_spare(name: str, part: set[str], leaving: Collection[int] = ()) -> bool:
+        """Return True if a part has all classes of one of its images in others as well."""
+        rest, classes = part - {name}, labels(name) - {*leaving}
+        return bool(rest) and all(any(k in labels(n) for n in rest) for k in classes)
+
+    for label in range(num_classes):
+        for target, source in ((train, val), (val, train)):
+            if any(label in labels(name) for name in target):
+                continue
+            bearers = [name for name in order if name in source and label in labels(name)]
+            leaving = [label] if target is train and len(bearers) == 1 else []
+            for name in [n for n in bearers if is_spare(n, source, leaving)][:1]:
+                source.remove(name)
+                rest = [n for n in (order if target is train else reversed(order)) if n in target]
+                returned = [n for n in rest if is_spare(n, target | {name})][:1]
+                target.add(name)
+                target.difference_update(returned)
+                source.update(returned)
+    return val
 
 
 def divide(
     content: Mapping[str, Any], options: SplitOptions, where: object
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide a COCO file's images into training and validation."""
+    """Divide a COCO file's images into training and validation, each class in both if possible."""
     names = [image["file_name"] for image in content["images"]]
-    drawn_names = draw_names(names, options, where)
+    files = {image["id"]: image["file_name"] for image in content["images"]}
+    numbers = {entry["id"]: label for label, entry in enumerate(content["categories"])}
+    labels: dict[str, set[int]] = {name: set() for name in names}
+    for entry in content["annotations"]:
+        name, label = files.get(entry["image_id"]), numbers.get(entry["category_id"])
+        if name is not None and label is not None:  # check_coco refuses other ids
+            labels[name].add(label)
+    drawn_names = draw_with_classes(names, options, len(numbers), labels.__getitem__, where)
     ids = {image["id"] for image in content["images"] if image["file_name"] in drawn_names}
 
     def part(validates: bool) -> dict[str, Any]:

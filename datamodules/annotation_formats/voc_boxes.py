@@ -97,7 +97,7 @@ def _photos(files: Sequence[Path], images: Images) -> list[Photo]:
         if name is None:
             missing.append(file_name or file.stem)
             continue
-        photos.append(Photo(name, [], _size(element)))
+        photos.append(Photo(name, [], _size(element), file))
         for number, part in enumerate(element.findall("object"), 1):
             with file_errors(f"{file}: object {number}"):
                 photos[-1].shapes.append(_shape(part, element))

@@ -202,7 +202,7 @@ def _part(description: Description, files: Sequence[str], images: Images) -> Par
     for file, size in zip(files, images.sizes(files), strict=True):
         label = labels[file]
         shapes = [] if label is None else read_labels(label, description.names, size)
-        photos.append(Photo(file, shapes, size))
+        photos.append(Photo(file, shapes, size, label))
     return to_part(photos, description.source, images, description.names)
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datamodules.annotation_formats.box_exports import AUTO, OWN, Export, Layout, open_export
 from datamodules.annotation_formats.coco_boxes import OPTION
@@ -41,6 +41,8 @@ TRAIN_ANNOTATIONS = "annotations/instances_train2017.json"
 # and largest side of a crop.
 BEFORE_CROP = ((1333, 400), (1333, 500), (1333, 600))
 CROP = (384, 600)
+# ``augmentation=own``: factors of ``scale``, and the least share of a side that a crop keeps.
+AUGMENTED, JITTER, LEAST_CROP = "own", (0.6, 1.4), 0.6
 
 
 class CocoDataModule(DenseDataModule):
@@ -70,6 +72,9 @@ class CocoDataModule(DenseDataModule):
         scale_jitter: Smallest and largest factor of ``scale`` in training.
         flip: Probability of a horizontal flip; digits and letters need 0.
         photometric: Distort brightness, contrast and colour in training.
+        augmentation: "own" for small sets of one's own: half of the training images are cropped to
+            60 to 100 % of each side, sizes vary by ``JITTER`` unless ``scale_jitter`` is given,
+            and colours are distorted. None for the other options alone.
         with_mask: Load instance masks.
         skip_unusable_boxes: Exclude from evaluation the boxes that training excludes, which
             pycocotools counts: without area, smaller than a pixel, outside their image or marked
@@ -102,6 +107,7 @@ class CocoDataModule(DenseDataModule):
         scale_jitter: Sequence[float] | None = None,
         flip: float = 0.5,
         photometric: bool = False,
+        augmentation: Literal["own"] | None = None,
         with_mask: bool = True,
         skip_unusable_boxes: bool = False,
         classes: Sequence[str] | None = None,
@@ -116,9 +122,13 @@ class CocoDataModule(DenseDataModule):
         self.scale = parse_size("scale", scale)
         self.train_sizes = [parse_size("train_sizes", size) for size in train_sizes or []]
         self.train_crops = train_crops
+        self.crops = augmentation == AUGMENTED
+        rule = "null beside data.train_sizes, which have their own crops: data.train_crops"
+        check_option("augmentation", augmentation, not (self.crops and train_sizes), rule)
+        scale_jitter = scale_jitter or (JITTER if self.crops else None)
         self.scale_jitter = check_range("scale_jitter", scale_jitter) if scale_jitter else None
         self.flip = check_share("flip", flip)
-        self.photometric, self.with_mask = photometric, with_mask
+        self.photometric, self.with_mask = photometric or self.crops, with_mask
         self.skip_unusable_boxes = skip_unusable_boxes
         self._facts: dict[Split, CocoFacts] = {}
         self._rotated: dict[Split, set[str]] = {}
@@ -184,6 +194,11 @@ class CocoDataModule(DenseDataModule):
             ),
             "val": self.wrap(self._coco(val_content, self._val.images, self.test_steps(), True)),
         }
+
+    def image_sizes(self) -> list[Size]:
+        """Return widths and heights of the training images, from the annotations."""
+        assert self._train is not None, "call setup() first"
+        return [(image["width"], image["height"]) for image in self._train.content["images"]]
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
         """Set the classes and serve prediction alone, without reading a dataset."""
@@ -259,7 +274,7 @@ class CocoDataModule(DenseDataModule):
 
     def train_steps(self) -> list[Step]:
         """Return the steps of the training pipeline."""
-        from mmcv.transforms import RandomChoice, RandomChoiceResize, RandomResize
+        from mmcv.transforms import RandomApply, RandomChoice, RandomChoiceResize, RandomResize
         from mmdet.datasets import transforms
 
         # A class is passed because the name "Resize" builds mmcv's, which skips masks.
@@ -273,7 +288,12 @@ class CocoDataModule(DenseDataModule):
                 resize = RandomChoice([[resize], [smaller, crop, resize]])
         elif self.scale_jitter:
             resize = RandomResize(scale=self.scale, ratio_range=self.scale_jitter, **keep)
-        steps: list[Step] = [StrictImage(self.smallest_train_scale), self._annotations(), resize]
+        steps: list[Step] = [StrictImage(self.smallest_train_scale), self._annotations()]
+        if self.crops:
+            shares = (LEAST_CROP, LEAST_CROP)
+            crop = transforms.RandomCrop(shares, "relative_range", allow_negative_crop=True)
+            steps.append(RandomApply([crop], prob=0.5))
+        steps.append(resize)
         if self.flip:
             steps.append(transforms.RandomFlip(prob=self.flip))
         if self.photometric:
@@ -396,6 +416,7 @@ class CocoDataModule(DenseDataModule):
             with_mask=self.with_mask,
             training=training,
             skip_unusable=self.skip_unusable_boxes,
+            labels=part.labels,
         )
 
     def _coco(

@@ -36,6 +36,8 @@ from datamodules.files.mask_colours import IGNORED, Colour, ColourCode
 from datamodules.files.values import check_option, integer_list
 from datamodules.loading.sampling import SeededDataset
 
+MEASURED = 200  # training images whose sizes decide ``scale``
+
 
 class Pair(NamedTuple):
     """An image and its mask."""
@@ -189,6 +191,13 @@ class SegmentationDataModule(DenseDataModule):
                 classes.update(set(np.unique(self.code.labels(pixels, mask)).tolist()) - {IGNORED})
 
         return check
+
+    def image_sizes(self) -> list[Size]:
+        """Return widths and heights of training images, evenly spaced, from their headers."""
+        dataset = self.dataset("train")
+        step = -(-len(dataset) // MEASURED)
+        headers = (self._header(dataset.describe(i)) for i in range(0, len(dataset), step))
+        return [(header.width, header.height) for header in headers]
 
     def _header(self, image: str) -> Header:
         if self.bands is None:

@@ -8,12 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from datamodules.annotation_formats.mask_exports import AUTO, OWN, Layout, Masks, open_masks
-from datamodules.annotation_formats.splits import SplitOptions, choose, draw_names, draw_notice
+from datamodules.annotation_formats.splits import (
+    SplitOptions,
+    choose,
+    draw_notice,
+    draw_with_classes,
+)
 from datamodules.base import SPLITS, Split
 from datamodules.dense.masks import (
     NAMES_RULE,
     MaskCode,
+    StrictMask,
     are_names,
     consecutive_code,
     read_class_names,
@@ -161,7 +169,15 @@ class SegmentationFolderDataModule(SegmentationDataModule):
             )
             return {"train": pairs, "val": val}
         names = [pair.image.relative_to(export.root).as_posix() for pair in pairs]
-        validating = draw_names(names, self.splits, export.title)
+        masks = {name: pair.mask for name, pair in zip(names, pairs, strict=True)}
+        code = self.code if self.colors is None else self._colour_code(self.colors, self._code())
+        strict = StrictMask(code)
+
+        def labels(name: str) -> set[int]:
+            values = np.unique(code.labels(strict.pixels(masks[name]), masks[name]))
+            return {*values.tolist()} - {IGNORED}
+
+        validating = draw_with_classes(names, self.splits, self.num_classes, labels, export.title)
         log(f"{export.title}: {draw_notice(len(validating), len(names), self.splits)}{remark}")
         return {
             split: [

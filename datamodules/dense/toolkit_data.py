@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from torch.utils.data import DataLoader
 
+from datamodules.base import Split
 from datamodules.dense.bgr import load_bgr, to_bgr, to_planes
 from datamodules.files.bands import Bands, read_bands
 from datamodules.files.values import check_option, integer_list, refuse
@@ -202,6 +203,26 @@ class DenseDataModule(ImageDataModule):
         factor = max(1.0, *self.test_scales, *factors)
         longest, shortest = max(sizes, key=math.prod)
         self.check_memory((round(shortest * factor), round(longest * factor)), "data.scale")
+
+    @abstractmethod
+    def image_sizes(self) -> list[Size]:
+        """Return widths and heights of training images; known after ``setup``."""
+
+    @abstractmethod
+    def train_steps(self) -> list[Step]:
+        """Return the training pipeline."""
+
+    def set_scale(self, scale: Sequence[int]) -> None:
+        """Set the longest and shortest edge after resizing, also of datasets that are built."""
+        from mmengine.dataset import Compose
+
+        self.scale = parse_size("scale", scale)
+        self.made_by |= {"scale": list(self.scale)}
+        vars(self).pop("_predict_pipeline", None)
+        pipelines: dict[Split, list[Step]] = {"train": self.train_steps(), "val": self.test_steps()}
+        for split, steps in pipelines.items():
+            dataset: Any = self.dataset(split).dataset
+            dataset.pipeline = Compose(steps)
 
     @property
     def maps(self) -> int:

@@ -26,6 +26,7 @@ FAMILY = Family(
     unit="images",
     batch={"inputs": "list of (3, H, W)", "data_samples": "list of DetDataSample"},
     targets=("classes",),
+    keeps_head=True,
     metrics=tuple(
         Metric(ours, TITLES.get(ours, ""), published=paper_name, scale=100)
         for ours, paper_name in (
@@ -45,7 +46,8 @@ FAMILY = Family(
         least_epochs=lambda _: 12,
         warmup_steps=500,
         fixed=published_schedule(
-            batch=2, rate=1e-4, reference=16, warmup=0.07, epochs=12, milestones=(8, 11)
+            batch=2, rate=1e-4, reference=16, warmup=0.07, epochs=12, milestones=(8, 11),
+            scale=(1333, 800),
         ),
     ),
     usual_data=usual_data,

@@ -139,6 +139,7 @@ class Family:
         pooled: Dotted name of a function of the averaged runs' ``counts`` in summary.json, a list
             per value, that returns further figures of such a sweep; empty for none.
         averaged_values: The values that the published rows average; empty if rows are single runs.
+        keeps_head: True if a training can start from neck and head of a run with other classes.
         channels_first: True if an input without its batch begins with its channels.
         prompt: What users type as an input, for families whose inputs are texts; empty for files.
         hub_task: Name of the task on the Hugging Face hub, ``pipeline_tag``; empty without one.
@@ -174,6 +175,7 @@ class Family:
     averaged: str = ""
     pooled: str = ""
     averaged_values: tuple[int, ...] = ()
+    keeps_head: bool = False
     channels_first: bool = True
     hub_task: str = ""
     prompt: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -12,14 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.hub import is_model_source
-from backbones.checkpoints.opening import Checkpoint
+from backbones.checkpoints.opening import TASK, Checkpoint, open_checkpoint
 from backbones.options import check_arguments, check_complete
 from backbones.options.schemas import validate
 from tasks.engine.base import BaseTask
+from tasks.engine.checkpoints.class_rows import (
+    compare_classes,
+    find_class_axes,
+    with_classes,
+)
 from tasks.engine.checkpoints.entries import BUILT
+from tasks.engine.classes import classes_of
 from tasks.engine.family import family_of_task, imported
 from tasks.engine.instantiate import build, check_group, check_target
 from tasks.engine.optimisation.optimizer import build_optimizer, learning_rate_factor
@@ -55,7 +63,8 @@ def check_options(config: RunConfig) -> RunConfig:
 def build_backbone(config: RunConfig, data: Any = None) -> Backbone:
     """Build the network of a config with its pretrained weights.
 
-    With ``keep_classifier`` the network stays untrained until ``build_task`` loads all weights.
+    With ``keep_classifier`` or ``keep_head`` the network stays untrained until ``build_task`` loads
+    all weights.
 
     Args:
         config: Complete config as plain values.
@@ -64,7 +73,7 @@ def build_backbone(config: RunConfig, data: Any = None) -> Backbone:
     options = dict(config.backbone)
     decided = getattr(data, "backbone_arguments", {}) if data is not None else {}
     options |= {key: value for key, value in decided.items() if key in options}
-    keeps_classifier = config.keep_classifier and options.get("pretrained")
+    keeps_classifier = (config.keep_classifier or config.keep_head) and options.get("pretrained")
     with _adapters_of(options.get("lora")):
         return create_backbone(**{**options, **({"pretrained": None} if keeps_classifier else {})})
 
@@ -99,7 +108,42 @@ def build_task(config: RunConfig, data: Any, backbone: Backbone | None = None) -
         raise ValueError("keep_classifier=true needs head=linear; leave it out")
     if keeps and file:
         task.load_weights(file, converted=True)
+    if config.keep_head and file:
+        _load_whole(task, config, data)
     return task
+
+
+def _load_whole(task: BaseTask, config: RunConfig, data: Any) -> None:
+    """Load backbone, neck and head of another run; log which classes it had as well.
+
+    Raises:
+        ValueError: The file lacks class names, or holds another network.
+    """
+    from backbones.checkpoints.adoption import adopt
+
+    checkpoint = open_checkpoint(config.backbone["pretrained"])
+    saved, names = classes_of(checkpoint), data.task_arguments["class_names"]
+    if saved is None or not checkpoint.is_of_task:
+        raise ValueError(
+            f"{checkpoint.path} is not a checkpoint of this task with names of classes; pass it "
+            "without keep_head=true, which loads its backbone alone"
+        )
+    axes = find_class_axes(task.model, _wider_model(config, data), len(names))
+    tensors = {key.removeprefix(TASK): value for key, value in checkpoint.tensors.items()}
+    tensors = with_classes(tensors, task.model, axes, saved.names, names)
+    weights = {TASK + key: value for key, value in tensors.items()}
+    adopt(task.model, dataclasses.replace(checkpoint, weights=weights))
+    changes = compare_classes(saved.names, names)
+    logger.info(f"Backbone, neck and head of {checkpoint.path}; classes: {changes}")
+
+
+def _wider_model(config: RunConfig, data: Any) -> nn.Module:
+    """Build the model of a config for one class more, without values."""
+    arguments = {**data.head_arguments, "num_classes": data.head_arguments["num_classes"] + 1}
+    head = {key: value for key, value in config.head.items() if key != "class_weights"}
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        model: nn.Module = build(head, "head", backbone=build_backbone(config, data), **arguments)
+    return model
 
 
 def _check_kept(config: RunConfig) -> None:

@@ -23,6 +23,7 @@ FAMILY = Family(
     unit="images",
     batch={"inputs": "list of (3, H, W)", "data_samples": "list of SegDataSample"},
     targets=("classes",),
+    keeps_head=True,
     metrics=(
         Metric("mIoU", "mIoU in %", published="miou"),
         Metric("mAcc", published="macc"),
@@ -40,7 +41,9 @@ FAMILY = Family(
         seen=800,
         least_epochs=lambda _: 30,
         warmup_steps=1_500,
-        fixed=published_schedule(batch=2, rate=6e-5, reference=16, warmup=1.2, epochs=100),
+        fixed=published_schedule(
+            batch=2, rate=6e-5, reference=16, warmup=1.2, epochs=100, scale=(2048, 512)
+        ),
     ),
     usual_data=usual_data,
     counted=Counted(

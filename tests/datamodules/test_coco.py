@@ -31,6 +31,11 @@ def annotation(number, image_id, category_id=3, **changes):
     return {**entry, "bbox": [10, 10, 20, 20], "area": 400, "segmentation": SQUARE, **changes}
 
 
+def enlarged(data):
+    """Return the sizes (H, W) of the images that a datamodule validates with."""
+    return {sample.img_shape for sample in dense_samples(data.val_dataloader())}
+
+
 def content(*more, **changes):
     """Return a file of four images with a box each, and further annotations."""
     images = [{"id": 10 + i, "file_name": f"{i}.jpg", "width": 60, "height": 40} for i in range(4)]
@@ -416,3 +421,41 @@ def test_crowds_are_logged_and_ignored(root):
         _ = data.annotations
     save(root, entry)
     rejected(root, r"zero images left .* 4 images 4 lack a box of .* besides 4 of crowds")
+
+
+def test_boxes_and_masks_follow_the_augmentation_of_own_sets(root):
+    """A white square on black stays the mask and the box, at other places and sizes."""
+    for split in SPLITS:
+        for i in range(4):
+            pixels = np.zeros((40, 60, 3), np.uint8)
+            pixels[10:30, 10:30] = 255
+            Image.fromarray(pixels).save(root / split / f"{i}.jpg", quality=100)
+    data = ready(root, augmentation="own", scale=(240, 160), flip=0.5)
+    shapes, dark = set(), set()
+    for epoch in range(8):
+        for index in range(4):
+            sample = data.dataset("train")[epoch, index]
+            image = sample["inputs"].float().mean(0)
+            shapes.add(sample["data_samples"].img_shape)
+            truth = sample["data_samples"].gt_instances
+            if not len(truth):
+                continue
+            (mask,) = truth.masks.to_ndarray().astype(bool)
+            bright = image.numpy() > 64
+            assert (bright == mask).mean() > 0.97
+            dark.add(round(float(image[mask].mean())))
+            rows, columns = np.nonzero(mask)
+            bounds = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            assert np.abs(np.asarray(truth.bboxes.tensor[0]) - bounds).max() <= 3
+    assert len(shapes) > 8
+    assert len(dark) > 4
+    rejected(root, "beside data.train_sizes", augmentation="own", train_sizes=[(90, 60)])
+
+
+def test_a_new_scale_reaches_the_datasets(root):
+    data = ready(root)
+    assert enlarged(data) == {(80, 120)}
+    assert data.image_sizes() == [(60, 40)] * 4
+    data.set_scale([240, 160])
+    assert enlarged(data) == {(160, 240)}
+    assert data.dataset("train")[0, 0]["data_samples"].img_shape == (160, 240)

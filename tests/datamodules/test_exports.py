@@ -13,6 +13,7 @@ from pycocotools import mask as coco_mask
 
 from datamodules import CocoDataModule, SegmentationFolderDataModule
 from datamodules.annotation_formats.box_exports import FORMATS, open_export
+from datamodules.annotation_formats.splits import SplitOptions, draw_names, draw_with_classes
 from tasks.detection.coco_metric import CocoMetric
 from tests.datamodules import loading
 from tests.datamodules.exported import draw, stem, truth, unpack
@@ -160,6 +161,26 @@ def test_validation_is_drawn_from_a_single_split(tmp_path, caplog):
     assert "2 of 6 images are drawn for validation (data.val_share=0.34" in caplog.text
 
 
+def test_a_drawn_validation_set_holds_each_class(tmp_path):
+    """Where a drawn one lacks a class of several images, another image joins or replaces one."""
+    labels = {f"{i}.jpg": {0} for i in range(40)}
+    labels |= {"3.jpg": {0, 1}, "7.jpg": {0, 1}, "9.jpg": {0, 2}, "11.jpg": {3}, "12.jpg": {3, 2}}
+    changed = 0
+    for seed in range(12):
+        options = SplitOptions(share=0.1, seed=seed)
+        drawn = draw_with_classes(list(labels), options, 5, labels.__getitem__)
+        before = draw_names(list(labels), options)
+        changed += drawn != before
+        assert len(drawn) == 4
+        for part in (drawn, labels.keys() - drawn):
+            assert set().union(*(labels[name] for name in part)) == {0, 1, 2, 3}
+        assert drawn == draw_with_classes(list(labels), options, 5, labels.__getitem__)
+    assert changed
+    alone = {"a": {0}, "b": {0}, "c": {1}}  # a class of one image is trained
+    for seed in range(4):
+        assert "c" not in draw_with_classes([*alone], SplitOptions(seed=seed), 2, alone.get)
+
+
 def test_another_split_validates(tmp_path):
     root = unpack("roboflow_voc", tmp_path)
     (root / "valid").rename(root / "test")
@@ -218,6 +239,12 @@ def test_faults_are_named(tmp_path, name, file, old, new, message):
     assert old in text
     (root / file).write_text(text.replace(old, new))
     rejected(root, message)
+
+
+@pytest.mark.parametrize("name", ["roboflow_yolo", "labelme", "roboflow_voc"])
+def test_files_without_masks_are_named(tmp_path, name):
+    root = unpack(name, tmp_path)
+    rejected(root, r"[abcdef](_jpg\S*)?\.(txt|json|xml) lacks a segmentation", with_mask=True)
 
 
 @pytest.mark.parametrize(

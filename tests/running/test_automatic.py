@@ -30,6 +30,12 @@ class Listed(BaseDataModule):
         super().__init__(None, batch_size=batch_size)
         self._datasets = {"train": range(images), "val": range(val_images)}
 
+    def image_sizes(self):
+        return [(160, 120)]
+
+    def set_scale(self, scale):
+        self.scale = scale
+
 
 def chosen(task, images, *typed, val_images=10, backbone=LAYERED, pretrained=False):
     config = composed(f"task={task}", f"data={OWN[task]}", "trainer=cpu", *typed)
@@ -61,6 +67,9 @@ def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, wa
     assert values(config, *keys) == [batch, rate, epochs, warmup]
     own = keys if OWN[task] == "folder" else keys[1:]
     assert config.automatic.keys() >= set(own)
+    if OWN[task] in ("coco", "segmentation_folder"):
+        assert config.data["scale"] == ([400, 240] if task == "detection" else [960, 240])
+        assert config.automatic["data.scale"].endswith("x the median image of 160x120")
     if task == "detection":
         thirds = pytest.approx([epochs * 2 / 3, epochs * 11 / 12], abs=1e-3)
         assert config.schedule["milestones"] == thirds

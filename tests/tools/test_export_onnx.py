@@ -36,8 +36,9 @@ def export_small(name, to, folder, **settings):
 def check_sizes(name, sizes):
     for line in sizes.values():
         if name.startswith(FIXED):
-            assert "any batch of 64x96 images (for another size export with image_size" in line
-            assert ", because of " in line
+            assert "any batch of 64x96 images, because " in line
+            assert "(for another size export with image_size=" in line
+            assert "Guard" not in line
         else:
             assert "any batch, any height and width from 64" in line
 
@@ -113,7 +114,7 @@ def test_code_that_branches_is_named_and_code_that_counts_fixes_the_size(tmp_pat
         tracing.trace(network, request)
     graph = tracing.trace(Function(count), small_request("deit_t", "torch_export", tmp_path))
     assert graph.free_axes == ("batch",)
-    assert graph.why_fixed
+    assert graph.why_fixed == "the network's code branches on the size of its maps"
     assert graph.program.module()(torch.ones(5, 3, 64, 96)).unique().tolist() == [9.0]
 
 
@@ -180,13 +181,10 @@ def test_every_family_goes_out_whole(name, to, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "to"),
-    [*in_turn(list_mixers("channel")), *((name, "onnx") for name in list_mixers("token"))],
-)
-def test_every_mixer_leaves_for_any_batch(name, to, tmp_path):
-    """Behind a patch embedding; ONNX starts as torch's program."""
-    exporter(to)(mixer_request(name, to, tmp_path))
+@pytest.mark.parametrize("name", list_mixers())
+def test_every_mixer_leaves_for_any_batch(name, tmp_path):
+    """Behind a patch embedding, compared at three batches; ONNX starts as torch's program."""
+    exporter("onnx")(mixer_request(name, "onnx", tmp_path))
     assert "any batch" in (tmp_path / "README.md").read_text()
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -35,6 +36,31 @@ WORDS = {
         "++head.options={test_cfg:{score_thr:0.005}}",
     ),
 }  # fmt: skip
+SCORES = "++head.options={test_cfg:{score_thr:0.005}}"
+BOXES = (
+    "++head.options={roi_head:{bbox_head:{fc_out_channels:64}},test_cfg:{rcnn:{score_thr:0.05}}}"
+)
+NARROW = "{bbox_head:[{fc_out_channels:64},{fc_out_channels:64},{fc_out_channels:64}]}"
+FEW = ("head.num_rois=16", "head.num_proposals=30")
+# Besides RetinaNet: the words of each other head whose whole graph the documentation promises.
+DETECTORS = {
+    **{
+        name: ("head=retinanet", f"head.name={name}", f"head.base={base}", SCORES)
+        for name, base in (
+            ("fcos", "fcos/fcos_r50-caffe_fpn_gn-head_1x_coco"),
+            ("atss", "atss/atss_r50_fpn_1x_coco"),
+            ("fsaf", "fsaf/fsaf_r50_fpn_1x_coco"),
+            ("free_anchor", "free_anchor/freeanchor_r50_fpn_1x_coco"),
+        )
+    },
+    "faster_rcnn": ("head.base=faster_rcnn/faster-rcnn_r50_fpn_1x_coco", *FEW, BOXES),
+    "mask_rcnn": SMALLEST["detection"][1:],
+    "cascade_mask_rcnn": (
+        "head=cascade_mask_rcnn",
+        *FEW,
+        f"++head.options={{roi_head:{NARROW},test_cfg:{{rcnn:{{score_thr:0.05}}}}}}",
+    ),
+}
 CALL = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -157,6 +183,23 @@ def test_a_graph_answers_as_the_checkpoint_with_three_packages(exported, bare, t
         check_alike(family, answer, plain_answers(family, row))
     modules = subprocess.run([bare, "-I", "-c", "import torch"], capture_output=True, check=False)
     assert modules.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DETECTORS)
+def test_each_promised_detector_leaves_whole(name, tmp_path, sample_cache):
+    """The command compares every detection with the checkpoint's before the folder appears."""
+    words = dict.fromkeys((*SCENES, *DETECTORS[name]))
+    ended = run_shared(
+        ["task=detection", "backbone=resnet18", *words, "trainer=cpu", "trainer.max_epochs=1",
+         "schedule.warmup=0", f"output_dir={tmp_path}"]
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    folder = tmp_path / "out"
+    assert export.main(["to=onnx", "what=whole", f"ckpt={ended.folder()}", f"out={folder}"]) == 0
+    text = (folder / "README.md").read_text()
+    assert int(re.search(r"of ([\d,]+) answers", text)[1].replace(",", "")) > 3
+    assert "Guard" not in text
 
 
 @pytest.mark.slow

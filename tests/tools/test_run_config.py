@@ -271,3 +271,41 @@ def test_a_run_stores_its_choices_and_an_older_one_is_guessed(run_folder):
     save(folder, config)
     assert differences_from_run(folder) == {}
     assert evaluated(folder).choices["head"] == "retinanet"
+
+
+def training_from(folder, *typed):
+    """Compose the config of a training that starts from the whole network of a run."""
+    return resolve_config(run_config.job_config([f"ckpt={folder}", *typed]))
+
+
+def test_a_training_takes_network_and_head_from_a_run_and_the_rest_from_its_data(run_folder):
+    folder = run_folder(*RUNS["detection"], "optimizer.lr=1e-5", "trainer.max_epochs=3")
+    best = folder / "checkpoints" / "best.ckpt"
+    run, config = saved(folder), training_from(folder, "data=coco", "data.root=/data/own")
+    assert (config.task_name, config.keep_head, config.ckpt) == ("detection", True, None)
+    assert config.backbone == run["backbone"] | {"pretrained": str(best)}
+    assert config.head == run["head"]
+    assert (config.optimizer["lr"], config.trainer["max_epochs"]) == ("auto", "auto")
+    assert (config.data["root"], config.data["scale"]) == ("/data/own", "auto")
+    assert config.paper is None
+    same = training_from(folder, "data.root=/data/own", "head.anchor_scale=8")
+    assert same.data == run["data"] | {"root": "/data/own"}
+    assert same.head["anchor_scale"] == 8
+    # The run that it starts is resumed by its own folder and the same words.
+    save(folder, config.plain())
+    again = training_from(folder, "data=coco", "data.root=/data/own", "resume=true")
+    assert (again.ckpt, again.head, again.keep_head) == (str(folder), run["head"], True)
+
+
+@pytest.mark.parametrize(
+    ("run", "typed", "message"),
+    [
+        ((), (), "start a new run from its backbone with backbone.pretrained="),
+        (("task=detection",), ("start=host",), "leave start=host out"),
+        (("task=detection",), ("task=segmentation",), "is a run of task=detection"),
+    ],
+)
+def test_other_trainings_from_a_run_are_refused(run_folder, run, typed, message):
+    folder = run_folder(*run)
+    with pytest.raises(ValueError, match=message):
+        training_from(folder, *typed)

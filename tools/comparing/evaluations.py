@@ -16,7 +16,8 @@ UNKNOWN = "unknown"
 # Options of ``data`` that only concern training or loading; all others concern evaluation.
 TRAINING = (
     "root", "num_classes", "batch_size", "eval_batch_size", "num_workers", "cache_dir", "train_*",
-    "num_train", "repeated_augmentation", "resident", "token_*", "augmentation.*", "scale_jitter",
+    "num_train", "repeated_augmentation", "resident", "token_*", "augmentation",
+    "augmentation.*", "scale_jitter",
     "flip", "photometric", "cat_max_ratio", "crop_size", "with_mask", "_*",
 )  # fmt: skip
 # Exceptions that concern evaluation, in any group.

@@ -132,7 +132,7 @@ def _fit_data(config: RunConfig, row: Row, words: Sequence[str]) -> list[str]:
         lines.append(f"data.{key}={data.pop(key)} is left out: it belongs to data={row.train.data}")
     usual = file.get("schedule", {})
     config.schedule = _drop_default_rates(config.schedule, usual, words)
-    if "augmentation" in data:
+    if isinstance(data.get("augmentation"), Mapping):
         data["augmentation"] = _fit_augmentation(data["augmentation"], words)
     if data.get("token_labels") == REQUIRED:
         data["token_labels"] = None

@@ -168,11 +168,29 @@ def _check_mode(config: RunConfig) -> None:
         )
     if mode == "fit" and config.ckpt is not None and not config.resume:
         raise ValueError(
-            "ckpt with mode=fit is the run to resume: pass resume=true, or start a new run from "
-            f"its backbone with backbone.pretrained={config.ckpt}"
+            "ckpt with mode=fit is a run folder of detection or segmentation to train on from, or "
+            "the run to resume: pass resume=true, or start a new run from its backbone with "
+            f"backbone.pretrained={config.ckpt}"
         )
+    if mode == "fit" and config.keep_head and not config.resume:
+        _check_kept_head(config)
     if mode != "predict" and config.input is not None:
         raise ValueError("input= is for predictions: pass mode=predict")
+
+
+def _check_kept_head(config: RunConfig) -> None:
+    """Check that a training from a whole network has one, and nothing replaces its weights."""
+    if not find_family(config.task_name).keeps_head:
+        raise ValueError(
+            f"keep_head=true is for detection and segmentation, not {config.task_name}"
+        )
+    if not isinstance(config.backbone["pretrained"], str):
+        raise ValueError(
+            "keep_head=true needs backbone.pretrained=<run folder or checkpoint of this task>; "
+            "or pass ckpt=<run folder> alone, which names its network as well"
+        )
+    if config.start == "host":
+        raise ValueError("keep_head=true starts from the weights of a run: leave start=host out")
 
 
 def _check_solved(config: RunConfig) -> None:

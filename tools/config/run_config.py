@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -12,8 +13,16 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from tasks.engine.family import find_family
 from tasks.engine.run_folder.run_config import RunConfig
-from tasks.engine.run_folder.saved_runs import CONFIG, IDENTITY, SavedRun, identity, open_saved
+from tasks.engine.run_folder.saved_runs import (
+    CONFIG,
+    IDENTITY,
+    SavedRun,
+    identity,
+    open_saved,
+    read_config,
+)
 from tools.cli.grammar import apply, key_of, parse
 from tools.cli.nested_config import flatten
 from tools.cli.paths import CONFIGS
@@ -44,17 +53,28 @@ def compose_config(words: Sequence[str]) -> DictConfig:
 
 
 def compose_command(words: Sequence[str]) -> DictConfig:
-    """Compose a command's config; with ``mode`` and ``ckpt``, from the run folder's config.
+    """Compose a command's config; with ``ckpt``, from the run folder's config.
+
+    A training takes its task, network and head from there, and the typed data with their schedule.
 
     Raises:
         ValueError: The folder is not a run folder, or its run has another task.
     """
-    run = _find_run([word for word in words if not is_choice(word)])
+    values = [word for word in words if not is_choice(word)]
+    options = {key_of(word): parse(word).value() for word in values if not word.startswith("~")}
+    trains = options.get("mode", "fit") == "fit"
+    run = _find_run(options, trains=trains)
     if run is None:
         return compose_config(words)
-    config = OmegaConf.create(_compose_evaluation(run, [w for w in words if is_choice(w)]))
-    apply(config, [word for word in words if not is_choice(word)])
-    config.backbone.pretrained = None
+    choices = [word for word in words if is_choice(word)]
+    config = OmegaConf.create(_compose_from_run(run, choices, trains=trains))
+    apply(config, values)
+    if trains:
+        config.keep_head = True
+    if not trains:
+        config.backbone.pretrained = None
+    elif not options.get("resume"):
+        config.ckpt, config.backbone.pretrained = None, options["ckpt"]
     return config
 
 
@@ -75,11 +95,6 @@ def option_groups() -> set[str]:
     """Return the names of Hydra's groups: config folders, and groups without files."""
     folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()} - {"published", "plans"}
     return folders | {"backbone", "experiment"}
-
-
-def is_evaluation(words: Sequence[str]) -> bool:
-    """Return True if a mode is typed, so that the config may come from a run folder."""
-    return any(key_of(word) == "mode" for word in words)
 
 
 def log_differences(config: RunConfig) -> None:
@@ -132,18 +147,34 @@ def _compose_groups(choices: Sequence[str]) -> DictConfig:
     return config
 
 
-def _find_run(values: Sequence[str]) -> SavedRun | None:
-    """Return the run folder that an evaluation names, or None."""
-    options = {key_of(word): parse(word).value() for word in values if not word.startswith("~")}
-    ckpt = options.get("ckpt")
-    # The check of all commands rejects these combinations.
-    if options.get("mode") not in MODES or options.get("resume") or not isinstance(ckpt, str):
+def _find_run(options: Mapping[str, Any], *, trains: bool) -> SavedRun | None:
+    """Return the run folder that an evaluation names, or a training starts from, or None."""
+    ckpt, resume = options.get("ckpt"), options.get("resume")
+    # The check of all commands rejects other combinations.
+    if not isinstance(ckpt, str) or not (trains or (options.get("mode") in MODES and not resume)):
         return None
-    return open_saved(ckpt).run
+    if trains and resume:
+        return _find_trained_on(Path(ckpt).expanduser())
+    run = open_saved(ckpt).run
+    is_start = run is not None and find_family(run.config["task_name"]).keeps_head
+    return run if is_start or not trains else None
 
 
-def _compose_evaluation(run: SavedRun, choices: Sequence[str]) -> dict[str, Any]:
-    """Return the run's config with the typed groups."""
+def _find_trained_on(path: Path) -> SavedRun | None:
+    """Return a run to resume that started from another run's network, or None for other runs."""
+    folder = path if path.is_dir() else path.parent.parent
+    config = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    return SavedRun(folder, path, config) if config.get("keep_head") else None
+
+
+def _compose_from_run(run: SavedRun, choices: Sequence[str], *, trains: bool) -> dict[str, Any]:
+    """Return the run's config with the typed groups.
+
+    Args:
+        run: The run.
+        choices: Typed choices of groups.
+        trains: True for a training, which has the schedule of its data and claims no paper's row.
+    """
     words = {key_of(word): word for word in choices}
     overridden = {name for group in words for name in {group} | CHOOSES.get(group, set())}
     run_choices = run.config.get("choices") or dict(_earlier_choices(run))
@@ -159,11 +190,14 @@ def _compose_evaluation(run: SavedRun, choices: Sequence[str]) -> dict[str, Any]
             f"{run.folder} is a run of task={task}; its weights fit no other task, so leave "
             f"task={now['task_name']} out"
         )
-    merged = {**now, **{part: run.config[part] for part in RECIPE if part in run.config}}
-    if now.get("paper") is None:
+    recipe = () if trains else RECIPE
+    merged = {**now, **{part: run.config[part] for part in recipe if part in run.config}}
+    if now.get("paper") is None and not trains:
         merged["paper"] = run.config.get("paper")
     reference = {**now, **{group: run.config[group] for group in IDENTITY}}
     for group in IDENTITY:
+        if trains and group == "data" and "data" in words:
+            continue
         if identity(group, now[group]) == identity(group, run.config[group]):
             merged[group] = _follow_references(group, now, reference)
     # Other data is preprocessed like the data that the network was trained on.

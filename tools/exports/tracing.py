@@ -37,7 +37,7 @@ class Graph:
     Attributes:
         program: From torch.export.
         free_axes: Axes of the images that may have any size, among "batch", "height", "width".
-        why_fixed: The reason why other axes are fixed; empty if all are free.
+        why_fixed: The reason why other axes are fixed, a clause; empty if all are free.
         least: Minimum height and width, if these are free.
     """
 
@@ -87,7 +87,7 @@ def trace(network: nn.Module, request: ExportRequest, why_fixed: str = "") -> Gr
         try:
             program = _export(recorded, request.images(), axes, has_names, least_side(request))
         except Exception as error:  # torch.export raises any error of the traced code
-            why, cause = culprit(recorded, error), error
+            why, cause = size_reason(recorded, error), error
             request.report(f"free {' and '.join(axes.values())} failed this way; trying the next")
             continue
         reason = "" if axes is AXES else why
@@ -95,7 +95,9 @@ def trace(network: nn.Module, request: ExportRequest, why_fixed: str = "") -> Gr
         cause = _first_failure(graph, request)
         if cause is None:
             return graph
-        why = culprit(recorded, cause)
+        why = size_reason(recorded, cause)
+    assert cause is not None, "each choice above failed"
+    why = culprit(recorded, cause)
     raise ValueError(f"{request.backbone} cannot be recorded as a graph: {why}") from cause
 
 
@@ -176,6 +178,15 @@ def _first_failure(graph: Graph, request: ExportRequest) -> Exception | None:
         except Exception as error:  # guards and operators raise many kinds
             return error
     return None
+
+
+def size_reason(network: nn.Module, error: BaseException) -> str:
+    """Return why a graph takes one size, in words for users; ``culprit`` has torch's words."""
+    text = str(error)
+    if any(word in text for word in ("Guard failed", "Constraints violated", "specialized")):
+        return "the network's code branches on the size of its maps"
+    part = culprit(network, error).partition(", ")[0]
+    return f"the code of {part} works for the size that it was recorded at"
 
 
 def culprit(network: nn.Module, error: BaseException) -> str:

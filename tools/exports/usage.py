@@ -246,8 +246,8 @@ def _readme(request: ExportRequest, graphs: Sequence[Described], classes: Sequen
             sizes = f"any batch, any height and width from {graph.graph.least}."
         else:
             sizes = (
-                f"any batch of {height}x{width} images (for another size export with "
-                f"image_size=HEIGHTxWIDTH), because of {graph.graph.why_fixed}"
+                f"any batch of {height}x{width} images, because {graph.graph.why_fixed} (for "
+                "another size export with image_size=HEIGHTxWIDTH)"
             )
         lines.append(f"* `{graph.file}` returns {outputs}: {sizes}")
     if classes:

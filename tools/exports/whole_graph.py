@@ -29,7 +29,13 @@ from tools.exports.networks import list_outputs
 from tools.exports.onnx_model import NOT_RUN
 from tools.exports.preprocessing import FROM_RUN, describe_preprocessing
 from tools.exports.requests import ExportRequest, check_equal
-from tools.exports.tracing import LONG, culprit, inference_form, with_any_size_pools
+from tools.exports.tracing import (
+    LONG,
+    culprit,
+    inference_form,
+    size_reason,
+    with_any_size_pools,
+)
 from tools.runs.fingerprints import fingerprints
 
 NAME, INFER = "whole.onnx", "infer.py"
@@ -46,10 +52,12 @@ class Recorded:
 
     Attributes:
         axes: Its free axes.
-        why_fixed: The reason why other axes are fixed; empty if all are free.
+        lengths: The length of each other axis, by its name.
+        why_fixed: The reason why they are fixed, a clause; empty if all are free.
     """
 
     axes: Axes
+    lengths: Mapping[str, int]
     why_fixed: str
 
 
@@ -169,11 +177,14 @@ def _write_checked(
             session = _write(graph, program, trials[0], axes, path, facts)
             _check_trials(graph, session, trials)
         except Exception as error:  # torch.export raises any error of the traced code
-            cause, why = error, culprit(network, error)
+            cause, why = error, size_reason(network, error)
             request.report(f"{NAME}: free {sizes} failed: {why}")
             continue
-        return Recorded(axes, "" if axes is graph.axes[0] else why), session
-    raise NotWholeError(f"the network cannot be one graph: {why}") from cause
+        shape, names = trials[0][0].shape, graph.axes[0]
+        lengths = {names[axis][0]: shape[axis] for axis in names if axis not in axes}
+        return Recorded(axes, lengths, why if lengths else ""), session
+    assert cause is not None
+    raise NotWholeError(f"the network cannot be one graph: {culprit(network, cause)}") from cause
 
 
 def _record(network: Any, trials: Sequence[tuple[Tensor, ...]], axes: Axes) -> ExportedProgram:
@@ -353,7 +364,11 @@ def _readme(
 ) -> str:
     """Return the text beside the graph."""
     sizes = " and ".join(name for name, _, _ in recorded.axes.values())
-    reason = f" Other sizes are fixed: {recorded.why_fixed}." if recorded.why_fixed else ""
+    reason = ""
+    if recorded.lengths:
+        names = " and ".join(recorded.lengths)
+        lengths = " x ".join(map(str, recorded.lengths.values()))
+        reason = f" Its {names} are fixed at {lengths}, because {recorded.why_fixed}."
     lines = [
         f"# {label} as one ONNX graph",
         "",

@@ -144,7 +144,9 @@ def _restarted(config: RunConfig, resumed: bool) -> RunConfig:
     if not resumed:
         return config
     backbone = {**config.backbone, "pretrained": None}
-    return config.model_copy(update={"backbone": backbone, "keep_classifier": False})
+    return config.model_copy(
+        update={"backbone": backbone, "keep_classifier": False, "keep_head": False}
+    )
 
 
 def _load(task: BaseTask, checkpoint: Checkpoint, precision: str) -> dict[str, Any]:

@@ -10,7 +10,12 @@ from tools.cli.catalogue import catalogue
 
 TOKEN_MIXER, STOPPING = "backbone.token_mixer", "callbacks.early_stopping"
 CHANNELS, RGB = "backbone.in_chans", 3
-USUAL = {"keep_classifier": False, "start": "own", "held_out": 0.0}  # as in runs without them
+USUAL = {
+    "keep_classifier": False,
+    "keep_head": False,
+    "start": "own",
+    "held_out": 0.0,
+}  # as in runs without them
 GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_``
 
 

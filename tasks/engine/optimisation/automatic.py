@@ -27,6 +27,7 @@ from tasks.engine.optimisation.schedule_rule import (
     RANDOM,
     RATE,
     REFERENCE,
+    SCALE,
     STEPS,
     WARMUP,
     ScheduleRule,
@@ -50,6 +51,7 @@ TAKEN = (
     "data.latent_scale",
 )
 MAX_EPOCHS = 300
+MOST_ENLARGED = 2  # factor of the median image; more adds cost, but no detail
 WARMUP_SHARE = 0.05  # of the run
 DROPS = (8 / 12, 11 / 12)  # shares of the run; "multistep" lowers the rate there: MMDetection's 1x
 VALIDATIONS = 50  # maximum per run
@@ -181,6 +183,9 @@ def choose_values(config: RunConfig, datamodule: Any, backbone: nn.Module) -> No
     devices = count_devices(trainer) * int(trainer["num_nodes"])
     images, val_images = (len(datamodule.dataset(split)) for split in ("train", "val"))
     choices = {BATCH: (_choose_batch(rule, images, devices), f"{images} training images")}
+    if SCALE in keys:
+        choices[SCALE] = _choose_scale(rule.fixed[SCALE], datamodule.image_sizes())
+        datamodule.set_scale(choices[SCALE][0])
     if BATCH in keys:
         _set(config, BATCH, choices[BATCH][0])
         datamodule.set_batch_size(config.data["batch_size"], config.data["eval_batch_size"])
@@ -215,7 +220,10 @@ def describe_choice(config: RunConfig, images: int, per_epoch: int) -> str | Non
     keys, unit = config.automatic, find_family(config.task_name).unit
     if not keys:
         return None
-    text = ", ".join(f"{key}={_format_value(_get(config, key))}" for key in keys)
+    text = ", ".join(
+        f"{key}={_format_value(_get(config, key))}" + f" ({keys[key]})" * (key == SCALE)
+        for key in keys
+    )
     epochs = config.trainer["max_epochs"]
     length = f" ({epochs * per_epoch:,} steps)" if EPOCHS in keys and epochs > 0 else ""
     return f"Chosen for {images:,} training {unit}: {text}{length}"
@@ -269,6 +277,20 @@ def _choose_batch(rule: ScheduleRule, images: int, devices: int) -> int:
     total = next((batch for most, batch in rule.batches if images <= most), None)
     device_batch = rule.device_batch if total is None else min(rule.device_batch, total // devices)
     return max(1, min(device_batch, images // devices))
+
+
+def _choose_scale(usual: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Choice:
+    """Return the longest and shortest edge: the usual ones, or less where images are small.
+
+    Args:
+        usual: Longest and shortest edge.
+        sizes: Widths and heights of training images.
+    """
+    median = sorted(sizes, key=min)[len(sizes) // 2]
+    shortest = min(usual[1], MOST_ENLARGED * min(median))
+    scale = [round(usual[0] * shortest / usual[1]), shortest]
+    factor = min(scale[0] / max(median), scale[1] / min(median))
+    return scale, f"{factor:.2g} x the median image of {median[0]}x{median[1]}"
 
 
 def _choose_rate(rule: ScheduleRule, images: int, total: int, start: str) -> Choice:

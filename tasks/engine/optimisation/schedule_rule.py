@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 # Options that may be ``auto``.
+SCALE = "data.scale"
 BATCH, RATE, REFERENCE = "data.batch_size", "optimizer.lr", "optimizer.reference_batch"
 WARMUP, MILESTONES = "schedule.warmup", "schedule.milestones"
 EPOCHS, STEPS = "trainer.max_epochs", "trainer.max_steps"
 INTERVAL = "trainer.check_val_every_n_epoch"
-KEYS = (BATCH, RATE, WARMUP, MILESTONES, EPOCHS, INTERVAL)
+KEYS = (SCALE, BATCH, RATE, WARMUP, MILESTONES, EPOCHS, INTERVAL)
 
 # Starts of a training; a network whose only norms are batch norms bears higher rates.
 RANDOM, BATCH_NORM = "random weights", "random weights, batch norms only"
@@ -69,9 +70,11 @@ def published_schedule(
     warmup: float,
     epochs: int,
     milestones: Sequence[int] | None = None,
+    scale: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Return ``fixed`` of a rule, with a validation after each epoch."""
     values: dict[str, Any] = {
         BATCH: batch, RATE: rate, REFERENCE: reference, WARMUP: warmup, EPOCHS: epochs, INTERVAL: 1,
     }  # fmt: skip
-    return values if milestones is None else {**values, MILESTONES: list(milestones)}
+    values |= {} if milestones is None else {MILESTONES: list(milestones)}
+    return values | ({} if scale is None else {SCALE: list(scale)})

@@ -39,6 +39,7 @@ class RunConfig(BaseModel):
     trainer: Options = {}
     head: Options
     keep_classifier: bool | None = None
+    keep_head: bool = False
     task: Options
     data: Options
     schedule: Options = {}
