@@ -60,10 +60,9 @@ def graphs(tmp_path_factory):
         batch = torch.export.Dim("batch")
         program = torch.export.export(Small(scale).eval(), (images,), dynamic_shapes=({0: batch},))
         paths[name] = folder / f"{name}.onnx"
-        save_onnx(
-            program, paths[name], {}, input_names=["images"], output_names=["logits"],
-            dynamic_shapes=({0: "batch"},),
-        )  # fmt: skip
+        names = {"input_names": ["images"], "output_names": ["logits"]}
+        axes = ({0: "batch"},)
+        save_onnx(program, paths[name], {"task": "a task"}, **names, dynamic_shapes=axes)
     return paths
 
 
@@ -155,7 +154,10 @@ def test_a_graph_is_written_if_its_loss_holds(
         result = write()
         assert (result.verdict, result.kept) == (verdict, kept)
         facts = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
-        assert json.loads(facts["int8"])["verdict"] == verdict
+        facts = {entry: json.loads(text) for entry, text in facts.items()}  # as infer.py does
+        assert facts["int8"]["verdict"] == verdict
+        assert len(facts["int8"]["trials"]) == 1 + len(kept)
+        assert facts["task"] == "a task"
         assert verdict in lines[-1]
         assert all(name in lines[-1] for name in kept)
     assert [file.name for file in tmp_path.iterdir()] == ["whole.onnx"]

@@ -54,7 +54,9 @@ def save_onnx(program: Any, path: Path, facts: Mapping[str, Any], **options: Any
 
 
 def open_onnx(path: Path) -> Any:
-    """Return an onnxruntime session of a file on the CPU."""
+    """Return an onnxruntime session of a file on the CPU, with as many threads as torch."""
     import onnxruntime
 
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -120,7 +120,8 @@ def write_int8(
     Raises:
         ValueError: The loss is larger; the message names the layers that break.
     """
-    labels = network_layers(onnx.load(path, load_external_data=False))
+    source = onnx.load(path)
+    labels = network_layers(source)
     if not labels:
         raise ValueError("int8=true finds no convolution or linear layer in the network")
     order: list[tuple[str, float]] = []
@@ -146,6 +147,8 @@ def write_int8(
             kept = [name for name, _ in order[: min(max(1, 2 * len(kept)), len(order) - 1)]]
         result = replace(result, trials=tuple(trials))
         model = onnx.load(target)
+        del model.metadata_props[:]  # onnxruntime adds texts of its own
+        model.metadata_props.extend(source.metadata_props)
         entry = model.metadata_props.add()
         entry.key, entry.value = "int8", json.dumps(asdict(result))
         onnx.save(model, target)

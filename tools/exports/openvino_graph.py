@@ -23,7 +23,7 @@ SCRIPT = {
         'model = openvino.Core().read_model(pathlib.Path(__file__).with_name("whole.xml"))\n'
     ),
     f"{ENTRIES}session.get_modelmeta().custom_metadata_map.items()}}\n": (
-        f'{ENTRIES.replace("(v)", "(v.value)")}model.get_rt_info("mixerlab").value.items()}}\n'
+        f'{ENTRIES}model.get_rt_info("mixerlab").value.items()}}\n'
         f'compiled = openvino.compile_model(model, "CPU", {EXACT})\n'
         "\n"
         "class session:\n"
