@@ -119,7 +119,7 @@ def row(name: str, facts: dict[str, Any], ratios: dict[str, float]) -> list[str]
         f"{facts['low']:.2f} to {facts['high']:.2f}",
         facts["verdict"],
         f"{ratios['ratio']:.2f}",
-        ", ".join(facts["kept"]) or "none",
+        ", ".join(facts["float_layers"]) or "none",
         f"{first['loss']:.2f} ({first['low']:.2f} to {first['high']:.2f})",
     ]
 

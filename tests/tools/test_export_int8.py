@@ -152,7 +152,7 @@ def test_a_graph_is_written_if_its_loss_holds(
         assert path.read_bytes() == before
     else:
         result = write()
-        assert (result.verdict, result.kept) == (verdict, kept)
+        assert (result.verdict, result.float_layers) == (verdict, kept)
         facts = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
         facts = {entry: json.loads(text) for entry, text in facts.items()}  # as infer.py does
         assert facts["int8"]["verdict"] == verdict

@@ -38,7 +38,7 @@ class Measured:
         samples: Number of validation samples.
         verdict: See ``judge``.
         layers: Number of layers in INT8.
-        kept: Layers left in float, the worst first.
+        float_layers: Layers left in float, the worst first.
         trials: INT8 layers and loss of each attempt, the last one this.
     """
 
@@ -51,7 +51,7 @@ class Measured:
     samples: int
     verdict: Verdict
     layers: int
-    kept: Sequence[str] = ()
+    float_layers: Sequence[str] = ()
     trials: Sequence[Mapping[str, float]] = ()
 
     def sentence(self) -> str:
@@ -68,8 +68,8 @@ class Measured:
         if self.verdict == "cannot tell":
             few = self.samples < FEWEST
             reason = f" ({FEWEST:,} samples are needed)" if few else " (the interval is too wide)"
-        kept = f"; in float: {', '.join(self.kept)}" if self.kept else ""
-        return f"{self.verdict}{reason}; {self.layers} layers in INT8{kept}"
+        names = f"; in float: {', '.join(self.float_layers)}" if self.float_layers else ""
+        return f"{self.verdict}{reason}; {self.layers} layers in INT8{names}"
 
 
 def judge(samples: int, loss: float, low: float, high: float) -> Verdict:
@@ -85,7 +85,7 @@ def judge(samples: int, loss: float, low: float, high: float) -> Verdict:
 
 
 def measured(
-    task: Any, graph: WholeGraph, pair: Difference, samples: int, layers: int, kept: Sequence[str]
+    task: Any, graph: WholeGraph, pair: Difference, samples: int, layers: int, names: Sequence[str]
 ) -> Measured:
     """Return a difference of metrics in points lost, with its verdict."""
     name = task.family.monitor
@@ -96,7 +96,7 @@ def measured(
     low, high = sorted(sign * end / point + 0.0 for end in (pair.low, pair.high))
     verdict = judge(samples, loss, low, high)
     return Measured(
-        name, pair.before, pair.after, loss, low, high, samples, verdict, layers, tuple(kept)
+        name, pair.before, pair.after, loss, low, high, samples, verdict, layers, tuple(names)
     )
 
 
@@ -125,15 +125,15 @@ def write_int8(
     if not labels:
         raise ValueError("int8=true finds no convolution or linear layer in the network")
     order: list[tuple[str, float]] = []
-    kept: list[str] = []
+    float_nodes: list[str] = []
     trials: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         target = Path(folder) / path.name
         while True:
-            names = [name for name in labels if name not in kept]
+            names = [name for name in labels if name not in float_nodes]
             report(f"{path.name}: {len(names)} of {len(labels)} layers in INT8")
             quantise(path, target, feeds(CALIBRATED), names)
-            result = compare(target, len(names), [labels[name] for name in kept])
+            result = compare(target, len(names), [labels[name] for name in float_nodes])
             report(f"{path.name}: {result.sentence()}")
             loss = {name: getattr(result, name) for name in ("layers", "loss", "low", "high")}
             trials.append(loss)
@@ -142,9 +142,10 @@ def write_int8(
             if not order:
                 worst = cosines(path, target, feeds(COMPARED))
                 order = sorted(worst.items(), key=lambda item: item[1])
-            if not keeps or len(kept) == len(order) - 1:
+            if not keeps or len(float_nodes) == len(order) - 1:
                 raise ValueError(refusal(result, [(labels[n], c) for n, c in order], keeps=keeps))
-            kept = [name for name, _ in order[: min(max(1, 2 * len(kept)), len(order) - 1)]]
+            count = min(max(1, 2 * len(float_nodes)), len(order) - 1)
+            float_nodes = [name for name, _ in order[:count]]
         result = replace(result, trials=tuple(trials))
         model = onnx.load(target)
         del model.metadata_props[:]  # onnxruntime adds texts of its own
@@ -161,7 +162,7 @@ def refusal(result: Measured, order: Sequence[tuple[str, float]], *, keeps: bool
     """Return the message about a graph that loses too much, with its worst layers."""
     shown = ", ".join(f"{label} {cosine:.3f}" for label, cosine in order[:SHOWN])
     remedy = "" if keeps else "; int8.keep=auto leaves such layers in float"
-    tried = f", with {len(result.kept)} layers in float" if result.kept else ""
+    tried = f", with {len(result.float_layers)} layers in float" if result.float_layers else ""
     return (
         f"{result.sentence()}{tried}; not exported. Layers that break, by the cosine of their "
         f"outputs, worst first: {shown}{remedy}"
@@ -185,7 +186,7 @@ def settings(options: Mapping[str, str]) -> tuple[bool, bool]:
     Raises:
         ValueError: int8.keep without int8=true.
     """
-    wanted, keeps = options.get("int8") == "true", options.get("int8.keep") == "auto"
-    if keeps and not wanted:
+    is_asked, keeps = options.get("int8") == "true", options.get("int8.keep") == "auto"
+    if keeps and not is_asked:
         raise ValueError("int8.keep=auto belongs to int8=true; pass both")
-    return wanted, keeps
+    return is_asked, keeps

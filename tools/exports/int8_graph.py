@@ -115,9 +115,9 @@ def _read_in_float(model: onnx.ModelProto, names: Collection[str]) -> None:
             exact[node.output[0]] = source.input[0]
     for rounded, source in exact.items():
         readers = _readers(model, rounded, constants)
-        kept = [node for node in readers if node.op_type in LAYERS and node.name in names]
+        float_readers = [node for node in readers if node.op_type in LAYERS and node.name in names]
         is_output = source in makers and makers[source].op_type in LAYERS
-        for node in readers if kept and is_output else kept:
+        for node in readers if float_readers and is_output else float_readers:
             node.input[:] = [source if name == rounded else name for name in node.input]
     _remove_unread(model)
 
@@ -164,10 +164,12 @@ def cosines(source: Path, quantised: Path, feeds: Iterable[Feed]) -> dict[str, f
     """
     pieces = _layer_models(onnx.load(quantised))
     model = onnx.load(source)
-    wanted = {output for piece in pieces.values() for output in _names(piece.graph.output)}
-    wanted |= {entry for piece in pieces.values() for entry in _names(piece.graph.input)}
-    known = {*_names(model.graph.output), *_names(model.graph.input)}
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(wanted - known))
+    tensors = {output for piece in pieces.values() for output in _names(piece.graph.output)}
+    tensors |= {entry for piece in pieces.values() for entry in _names(piece.graph.input)}
+    entries_of_graph = {*_names(model.graph.output), *_names(model.graph.input)}
+    model.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for name in sorted(tensors - entries_of_graph)
+    )
     session = _session(model)
     layers = {name: _session(piece) for name, piece in pieces.items()}
     sums = {name: np.zeros(3) for name in pieces}

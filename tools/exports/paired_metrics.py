@@ -88,15 +88,15 @@ class PairedMetric:
             return Difference(before, after, math.nan, math.nan)
         without = [
             self._value(self.stores[1], rest) - self._value(self.stores[0], rest)
-            for rest in ([group for group in used if group != left] for left in used)
+            for rest in ([group for group in used if group != omitted] for omitted in used)
         ]
         shares = self.seen / np.array([self.sizes[group] for group in used])
-        whole, parts = after - before, np.array(without)
-        estimate = (whole - parts + parts / shares).sum()
-        pseudo = shares * whole - (shares - 1) * parts
+        change, parts = after - before, np.array(without)
+        estimate = (change - parts + parts / shares).sum()
+        pseudo = shares * change - (shares - 1) * parts
         error = math.sqrt(np.mean((pseudo - estimate) ** 2 / (shares - 1)))
         width = float(stats.t.isf(LEVEL / 2, len(used) - 1)) * error
-        return Difference(before, after, whole - width, whole + width)
+        return Difference(before, after, change - width, change + width)
 
     def _value(self, stores: Sequence[dict[str, Any]], groups: Sequence[int]) -> float:
         """Return the monitored metric of some groups."""

@@ -140,12 +140,12 @@ def export(request: ExportRequest) -> list[Path]:
     compared = _compare(graph, session, task, data, batches)
     compared.check(family.monitor, graph.flips, graph.point)
 
-    def compare_int8(file: Path, layers: int, kept: Sequence[str]) -> int8.Measured:
+    def compare_int8(file: Path, layers: int, names: Sequence[str]) -> int8.Measured:
         pair, number = PairedMetric(task, compared.samples), compared.samples
         for batch, predicted, answers in _answered(graph, open_file(file), task, data, batches):
             after = graph.predictions(predicted, answers)
             pair.update(batch, predicted, after, len(answers[0]))
-        return int8.measured(task, graph, pair.compute(), number, layers, kept)
+        return int8.measured(task, graph, pair.compute(), number, layers, names)
 
     def feeds(number: int) -> Iterator[dict[str, Any]]:
         return _feeds(graph, session, data.spaced_loader("train", number))
