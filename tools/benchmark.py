@@ -118,14 +118,14 @@ DEFAULTS = {
     "backbones": {
         "backbone": "", "baseline": "", "compare": "", "out": "", "task": "", **IMAGES,
     },
+    "tokens": {
+        "mixer": "sbm,attention", "baseline": "", "dim": "64", "grid": "14,28,56,112",
+        **SHARED, "batch": "1",
+    },
     "runtimes": {
         "backbone": "", "task": "", "runtime": "", "int8": "true", "image_size": "",
         "batch": "1,16", "rounds": "30", "threads": "1", "clock": "wall", "keep_memory": "true",
         "device": "cpu", "dtype": "float32", "format": "table",
-    },
-    "tokens": {
-        "mixer": "sbm,attention", "baseline": "", "dim": "64", "grid": "14,28,56,112",
-        **SHARED, "batch": "1",
     },
     "scans": {
         "mixer": "ss2d,bi_wkv,gated_delta,mlstm", "dim": "64", "tokens": "3136", "rounds": "10",
