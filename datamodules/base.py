@@ -383,10 +383,14 @@ class BaseDataModule(LightningDataModule):
         return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
 
     def spaced_loader(self, split: Split, count: int) -> DataLoader[Any]:
-        """Return evaluation batches of up to ``count`` samples of a split, evenly spaced."""
-        dataset = self.dataset(split)
+        """Return batches of up to ``count`` samples of a split, evenly spaced, as in evaluation."""
+        dataset = self.plain_dataset(split) if split == "train" else self.dataset(split)
         sampler = EvalSampler(len(dataset), world_size=max(1, -(-len(dataset) // count)))
         return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
+
+    def plain_dataset(self, split: Split) -> NamedDataset:
+        """Return the dataset of a split, prepared as in evaluation."""
+        return self.dataset(split)
 
     def _loader(
         self,

@@ -2,6 +2,7 @@
 
 usage: python tools/benchmark.py mixers [key=value ...]       mixers against the FFN of their host
        python tools/benchmark.py backbones [key=value ...]    any networks against one of them
+       python tools/benchmark.py runtimes [key=value ...]     torch, ONNX Runtime and OpenVINO
        python tools/benchmark.py tokens [key=value ...]       single token mixers over map sizes
        python tools/benchmark.py scans [key=value ...]        recurrent mixers against loops
        python tools/benchmark.py loop [key=value ...]         steps of run.py against a plain loop
@@ -23,8 +24,11 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
                             ffnet   the training form, and fused (default: ffnet_1,ffnet_2)
                             posmlp  token matrices computed per pass, and cached (posmlp_t)
                             sbm     softmax attention, and SBM (sbm_t)
-  task=classification       backbones: also {tasks}, with the whole network and inputs that
-                            tools/complexity.py counts
+  runtime=NAME,NAME         runtimes: {runtimes}
+                            (default: all that are installed), each divided by torch
+  int8=true                 runtimes: the INT8 forms of ONNX Runtime and OpenVINO as well
+  task=classification       backbones, runtimes: also {tasks}, with the whole network and
+                            inputs that tools/complexity.py counts
                             loop: any task; options of run.py such as data.batch_size=64
                             head=retinanet logger=csv may follow (default: backbone=deit_t)
                             data: {pipelines}
@@ -32,7 +36,7 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
   dim=64                    tokens, scans: channels
   tokens=3136               scans: tokens of one image
   grid=14,28,56,112         tokens: map sizes, each a side or HEIGHTxWIDTH
-  batch=1,8                 images per step (tokens: 1)
+  batch=1,8                 images per step (tokens: 1; runtimes: 1,16)
   image_size=224,448        image sizes, each a side or HEIGHTxWIDTH (default: 224); inputs of
                             another shape are those that the task counts
   out=growth.png            backbones: plot the growth of time over several image sizes
@@ -43,7 +47,7 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
   cuda_graphs=false         true: record each step as a CUDA graph, with device=cuda
   device=cpu                cpu or cuda
   dtype=float32             or bfloat16: of the network; in training, of autocast
-  threads=N                 of the CPU (default: torch's choice)
+  threads=N                 of the CPU (default: torch's choice; runtimes: 1)
   clock=wall                process: processor time; use it with threads=1 on a busy machine
   keep_memory=true          false: let glibc return freed memory to the system (see below)
   format=table              table, json or csv
@@ -53,6 +57,9 @@ over the baseline's in the same round; the table shows its median and its 10 % a
 The baseline is listed as a second network as well; its ratio shows the noise.
 MB is the peak memory of one step without the weights: activations, gradients and working memory.
 MB ratio is MB over the baseline's.
+runtimes: forward passes of the same input in the form for inference, in turn. The defaults are
+those of FFNet, Table 8: one thread, batches of 1 and 16. INT8 is quantised by random inputs, since
+ranges have no part in the time; tools/export.py int8=true measures what it costs in accuracy.
 loop: the baseline is plain PyTorch with the same network, optimiser and data, interleaved with the
 run's steps; added ms is what run.py adds to a step.
 data: the baseline reads the same files with the same augmentation through timm or the toolkit.
@@ -87,7 +94,7 @@ from tools.cli.arguments import parse_options
 from tools.cli.catalogue import catalogue
 from tools.cli.command import exit_with, run_command
 from tools.cli.grammar import expand
-from tools.cli.tables import FORMATS, write
+from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import (
     Network,
     known_options,
@@ -115,6 +122,11 @@ DEFAULTS = {
         "mixer": "sbm,attention", "baseline": "", "dim": "64", "grid": "14,28,56,112",
         **SHARED, "batch": "1",
     },
+    "runtimes": {
+        "backbone": "", "task": "", "runtime": "", "int8": "true", "image_size": "",
+        "batch": "1,16", "rounds": "30", "threads": "1", "clock": "wall", "keep_memory": "true",
+        "device": "cpu", "dtype": "float32", "format": "table",
+    },
     "scans": {
         "mixer": "ss2d,bi_wkv,gated_delta,mlstm", "dim": "64", "tokens": "3136", "rounds": "10",
         "train": "false", "device": "cpu", "dtype": "float32", "threads": "", "clock": "wall",
@@ -135,6 +147,7 @@ CHOICES = {
     "device": ("cpu", "cuda"), "dtype": ("float32", "bfloat16"), "clock": ("wall", "process"),
     "format": FORMATS,
     "train": SWITCH, "compile": SWITCH, "cuda_graphs": SWITCH, "keep_memory": SWITCH,
+    "int8": SWITCH,
 }  # fmt: skip
 
 # Families whose whole networks take one tensor.
@@ -151,6 +164,7 @@ COLUMNS = {
     "loop": ("loop", "{}"),
     "mixer": ("mixer", "{}"),
     "pipeline": ("pipeline", "{}"),
+    "runtime": ("runtime", "{}"),
     "step": ("step", "{}"),
     "images_per_second": ("images/s", "{:.1f}"),
     "image_size": ("image", "{}"),
@@ -180,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 after an error."""
     text = (__doc__ or "").replace("{pipelines}", ", ".join(PIPELINES))
     text = text.replace("{tasks}", ", ".join(name for name in WHOLE if name != usual_task()))
+    text = text.replace("{runtimes}", "torch, compiled, onnxruntime, openvino")
     text = text.replace("{hosts}", DEFAULTS["mixers"]["host"])
     for kind in ("tokens", "scans"):
         text = text.replace(f"{{{kind}}}", DEFAULTS[kind]["mixer"])
@@ -196,6 +211,7 @@ def run_benchmark(typed: Sequence[str]) -> None:
         option_words = [word for word in arguments if word.partition("=")[0] in DEFAULTS[kind]]
         words = [word for word in arguments if word not in option_words]
     tasks = {"data": {"task": PIPELINES}, "backbones": {"task": WHOLE}}
+    tasks["runtimes"] = {"task": WHOLE, "device": ("cpu",), "dtype": ("float32",)}
     choices = {**CHOICES, **tasks.get(kind, {})}
     options = parse_options(option_words, DEFAULTS[kind], choices, takes_backbone=kind != "data")
     if kind == "data":
@@ -206,6 +222,8 @@ def run_benchmark(typed: Sequence[str]) -> None:
         from tools.bench.loop import time_loop
 
         records = time_loop(options, words)
+    elif kind == "runtimes":
+        records = time_in_runtimes(options, words)
     elif kind == "scans":
         from tools.bench.scans import time_scans
 
@@ -221,6 +239,17 @@ def run_benchmark(typed: Sequence[str]) -> None:
     if kind == "mixers" or (kind == "backbones" and not options["compare"]):
         for line in describe_differences([network for run in runs for network in run]):
             print(f"benchmark.py: {line}", file=sys.stderr)
+
+
+def time_in_runtimes(options: dict[str, str], words: Sequence[str] = ()) -> list[Record]:
+    """Time the typed networks in the typed runtimes."""
+    if not options["backbone"]:
+        raise ValueError("backbone= is missing: pass backbone=NAME,NAME")
+    from tools.exports.timed_runtimes import installed_runtimes, time_runtimes
+
+    family = find_family(options["task"]) if options["task"] else None
+    networks = read_networks(options["backbone"], words, family)
+    return time_runtimes(networks, installed_runtimes(options["runtime"]), options)
 
 
 def select_mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:

@@ -17,6 +17,9 @@ usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
                        both means all that the checkpoint has; each graph takes minutes
   samples=1000         what=whole: validation samples to compare on, evenly spaced
   licence=             what=whole: licence of the weights, for the file's metadata
+  int8=false           what=whole; true: quantise after training, calibrated on training samples;
+                       refused if the metric loses more than a point on the validation samples
+  int8.keep=           auto: leave the layers that break in float until the loss holds
   standalone=false     mmdet, mmseg, mmpretrain; true: include a copy of the package backbones
   repo= private=false licence=apache-2.0 test=
                        hub: where to push it, the licence of the weights, and the folder of a
@@ -113,6 +116,10 @@ def export(arguments: Sequence[str]) -> list[Path]:
     )
     check_exported(run, name, to)
     part = options.get("what", "")
+    if "true" == options.get("int8") or options.get("int8.keep"):
+        if part not in ("", "whole"):
+            raise ValueError(f"int8 and int8.keep are options of what=whole; leave what={part} out")
+        part = "whole"
     if exported_family(run, name).graph and part != "whole" and not target.takes_runs:
         from tools.exports import whole_network
 

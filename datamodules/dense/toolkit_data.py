@@ -26,7 +26,7 @@ from datamodules.files.bands import Bands, read_bands
 from datamodules.files.values import check_option, integer_list, refuse
 from datamodules.images.base import ImageDataModule
 from datamodules.loading.memory import FLOAT, check_fits_memory
-from datamodules.loading.sampling import SeededDataset
+from datamodules.loading.sampling import NamedDataset, SeededDataset
 
 # A step of an MM pipeline; the toolkits pass one dict from step to step.
 Results = dict[str, Any]
@@ -270,6 +270,10 @@ class DenseDataModule(ImageDataModule):
         resize, masks = self.resize_step(self.scale), self.annotation_steps(annotated=annotated)
         first = StrictImage(self.scale, self.maps, self.bands)
         return [first, resize, *masks, self.pack_step()]
+
+    def plain_dataset(self, split: Split) -> NamedDataset:
+        """Return the dataset of a split with the evaluation pipeline."""
+        return self.wrap(Viewed(self.dataset(split).dataset, self.test_steps()))
 
     def view_steps(self, *, annotated: bool = True) -> list[Step]:
         """Return ``test_steps``; with several views, steps that return each field as a list."""

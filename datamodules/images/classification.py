@@ -269,13 +269,17 @@ class ClassificationDataModule(ImageDataModule):
 
     def plain(self, split: Split) -> DataLoader[Any]:
         """Return this process's share of a split, in order, with the evaluation transform."""
+        dataset = self.plain_dataset(split)
+        rank, world_size = process_group()
+        sampler = EvalSampler(len(dataset), rank=rank, world_size=world_size)
+        return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
+
+    def plain_dataset(self, split: Split) -> NamedDataset:
+        """Return the dataset of a split with the evaluation transform."""
         seeded = self.dataset(split)
         images: Any = copy.copy(seeded.dataset)
         images.transform = self._eval
-        rank, world_size = process_group()
-        sampler = EvalSampler(len(images), rank=rank, world_size=world_size)
-        dataset = self.seeded(images, seeded.describe)
-        return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
+        return self.seeded(images, seeded.describe)
 
     def loaded(self, split: Split) -> NamedDataset:
         """Return the dataset of a split; with ``resident`` its images on the trainer's device."""

@@ -51,6 +51,10 @@ class CocoMetric:
         for sample in samples:
             self.detections[int(sample.img_id)] = instances(sample, self.category_ids)
 
+    def merge(self, other: CocoMetric) -> None:
+        """Add the detections of another metric for the same data."""
+        self.detections |= other.detections
+
     def compute(self) -> dict[str, torch.Tensor]:
         """Return AP, AP50, AP75, AP_small/medium/large of boxes; of masks with the prefix "mask_".
 
@@ -120,6 +124,11 @@ class BatchCocoMetric(CocoMetric):
                 sample.set_metainfo({"img_id": number})
             self.objects[int(sample.img_id)] = true_instances(sample, self.category_ids)
         super().update(samples)
+
+    def merge(self, other: CocoMetric) -> None:
+        """Add detections and ground truth of another metric."""
+        super().merge(other)
+        self.objects |= other.objects  # type: ignore[attr-defined]
 
     def compute(self) -> dict[str, torch.Tensor]:
         """Return the figures of ``CocoMetric``."""

@@ -255,11 +255,36 @@ NO_INTEGER = "backbones|backbone=deit_t_afbo backbone.mixer.g2="
      ("mixers|device=tpu", "device must be one of cpu, cuda; got 'tpu'"),
      ("tokens|cuda_graphs=true", "needs a GPU; pass device=cuda too"),
      ("mixers|device=cuda", "device=cuda needs a GPU"),
+     ("runtimes", "backbone= is missing: pass backbone=NAME,NAME"),
+     ("runtimes|backbone=deit_t|runtime=onnxruntim", "did you mean onnxruntime"),
+     ("runtimes|backbone=deit_t|device=cuda", "device must be one of cpu; got 'cuda'"),
+     ("runtimes|backbone=deit_t|int8=yes", "int8 must be one of false, true; got 'yes'"),
      ("loop|task=detektion", "no task called"), ("loop|roundz=3", "roundz")],
 )  # fmt: skip
 def test_wrong_arguments_end_with_one_line(capsys, arguments, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert message in error_line(capsys, *arguments.split("|"), "keep_memory=false")
+
+
+def test_runtimes_take_turns_with_torch(capsys, stub_networks):
+    pytest.importorskip("onnxruntime")
+    words = ("backbone=deit_t", "runtime=onnxruntime", "batch=1,2", "threads=1")
+    rows = records_of(capsys, "runtimes", *words, *TINY[1:])
+    names = ["torch", "onnxruntime", "onnxruntime INT8"]
+    assert [(row["batch"], row["runtime"]) for row in rows] == [
+        (batch, name) for batch in (1, 2) for name in (names[:2])
+    ]
+    assert rows[0]["ratio"] == 1
+    assert all(row["ms"] > 0 and row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_runtimes_time_whole_networks_in_int8(capsys):
+    pytest.importorskip("onnxruntime")
+    words = ("backbone=resnet18", "task=segmentation", "runtime=onnxruntime,compiled", "batch=1")
+    rows = records_of(capsys, "runtimes", *words, "threads=1", *TINY[1:])
+    names = ["torch", "compiled torch", "onnxruntime", "onnxruntime INT8"]
+    assert [row["runtime"] for row in rows] == names
 
 
 def test_words_and_clouds_are_timed_by_networks_that_read_them():

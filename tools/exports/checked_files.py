@@ -39,8 +39,6 @@ def save_onnx(program: Any, path: Path, facts: Mapping[str, Any], **options: Any
         facts: Entries of the model's metadata, each written as JSON.
         options: Of ``torch.onnx.export``.
     """
-    import onnxruntime
-
     level = logging.root.manager.disable
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -52,4 +50,13 @@ def save_onnx(program: Any, path: Path, facts: Mapping[str, Any], **options: Any
     assert model is not None
     model.model.metadata_props.update({name: json.dumps(fact) for name, fact in facts.items()})
     model.save(path, external_data=False)
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return open_onnx(path)
+
+
+def open_onnx(path: Path) -> Any:
+    """Return an onnxruntime session of a file on the CPU, with as many threads as torch."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

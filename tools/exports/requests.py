@@ -79,6 +79,8 @@ class Target:
 DENSE, EXPORT = 'pip install "mixerlab[dense]"', 'pip install "mixerlab[dense,export]"'
 SWITCH = ("false", "true")
 PARTS = ("classifier", "maps", "dense")
+WHOLE = {"samples": "1000", "licence": "", "int8": "false", "int8.keep": ""}
+INT8 = {"int8": SWITCH, "int8.keep": ("auto",)}
 GRAPHS: Mapping[str, Sequence[str]] = {"what": ("both", *PARTS), "network": ("all", *PARTS)}
 TARGETS = {
     "mmdet": Target(
@@ -107,8 +109,17 @@ TARGETS = {
         "onnx_model",
         "ONNX models of classifier and maps, checked in onnxruntime",
         {"onnx": EXPORT, "onnxruntime": EXPORT, "onnxscript": EXPORT},
-        {**dict.fromkeys(GRAPHS, ""), "samples": "1000", "licence": ""},
-        {**GRAPHS, "what": ("whole", *GRAPHS["what"])},
+        {**dict.fromkeys(GRAPHS, ""), **WHOLE},
+        {**GRAPHS, "what": ("whole", *GRAPHS["what"]), **INT8},
+    ),
+    "openvino": Target(
+        "whole_graph",
+        "OpenVINO's form of a run's whole graph, checked in its runtime",
+        {name: EXPORT for name in ("onnx", "onnxruntime", "onnxscript")}
+        | {"openvino": 'pip install "mixerlab[dense,export,openvino]"'},
+        WHOLE,
+        INT8,
+        takes_runs=True,
     ),
     "torch_export": Target(
         "torch_export",

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,11 @@ from tasks.engine.family import find_family, imported
 from tasks.engine.graphs import Axes, NotWholeError, WholeGraph, distance
 from tasks.engine.instantiate import build
 from tools.cli.arguments import parse_integer
-from tools.exports.checked_files import save_onnx
+from tools.exports import int8
+from tools.exports.checked_files import open_onnx, save_onnx
 from tools.exports.networks import list_outputs
 from tools.exports.onnx_model import NOT_RUN
+from tools.exports.paired_metrics import GROUPS, PairedMetric
 from tools.exports.preprocessing import FROM_RUN, describe_preprocessing
 from tools.exports.requests import ExportRequest, check_equal
 from tools.exports.tracing import (
@@ -39,6 +40,7 @@ from tools.exports.tracing import (
 from tools.runs.fingerprints import fingerprints
 
 NAME, INFER = "whole.onnx", "infer.py"
+RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 TOLERANCE = 1e-3  # of an answer, relative above 1
 POINTS = 0.1  # by which the metric may differ
 SIDES = (1, 150, 173)  # batch, height, width of images to try a graph on
@@ -121,24 +123,53 @@ def export(request: ExportRequest) -> list[Path]:
     if not family.whole_graph:
         raise NotWholeError(f"networks of task={family.name} lack a graph from inputs to answers")
     samples = parse_integer("samples", request.settings["samples"])
+    wants_int8, keeps = int8.settings(request.settings)
     task: Any = tasks.load(request.ckpt)
     data = _validation_data(request.run)
     network: Any = inference_form(task.model)
     if isinstance(getattr(network, "backbone", None), Backbone):
         merge_adapters(network.backbone)
     graph: WholeGraph = imported(family.whole_graph)(task, network).eval().requires_grad_(False)
+    if wants_int8:  # a group of samples is of whole batches
+        count = min(samples, len(data.dataset("val")))
+        data.eval_batch_size = max(1, min(data.eval_batch_size, count // GROUPS))
     batches = data.spaced_loader("val", samples)
     first = graph.feed(graph.groups(next(iter(batches)))[0])
     path = request.folder / NAME
     facts = _facts(request, task, data, graph)
     recorded, session = _write_checked(request, graph, first, path, facts)
+    open_file = open_onnx
+    if request.to == "openvino":
+        from tools.exports import openvino_graph
+
+        open_file = openvino_graph.open_session
+        session = open_file(path)
     request.report(f"{NAME}: comparing answers on {len(batches.sampler):,} validation samples")
     compared = _compare(graph, session, task, data, batches)
     compared.check(family.monitor, graph.flips, graph.point)
+
+    def compare_int8(file: Path, layers: int, names: Sequence[str]) -> int8.Measured:
+        pair, number = PairedMetric(task, compared.samples), compared.samples
+        for batch, predicted, answers in _answered(graph, open_file(file), task, data, batches):
+            after = graph.predictions(predicted, answers)
+            pair.update(batch, predicted, after, len(answers[0]))
+        return int8.measured(task, graph, pair.compute(), number, layers, names)
+
+    def feeds(number: int) -> Iterator[dict[str, Any]]:
+        return _feeds(graph, session, data.spaced_loader("train", number))
+
+    result = None
+    if wants_int8:
+        result = int8.write_int8(path, feeds, compare_int8, keeps=keeps, report=request.report)
     script, readme = request.folder / INFER, request.folder / "README.md"
-    shutil.copyfile(graph.script, script)
-    readme.write_text(_readme(request.label, family.monitor, graph, recorded, compared), "utf-8")
-    return [path, script, readme]
+    files, code = [path], graph.script.read_text("utf-8")
+    if request.to == "openvino":
+        files, code = openvino_graph.save(path), openvino_graph.script(code)
+    script.write_text(code, "utf-8")
+    text = _readme(request, family.monitor, graph, recorded, compared, files[0].name)
+    lines = int8.readme_lines(result) if result else []
+    readme.write_text("\n".join([text, *lines]) + "\n", "utf-8")
+    return [*files, script, readme]
 
 
 def _validation_data(run: Mapping[str, Any]) -> Any:
@@ -261,7 +292,7 @@ def _facts(request: ExportRequest, task: Any, data: Any, graph: WholeGraph) -> d
             "data": fingerprints(data),
         },
     }
-    if request.exported_part == "classifier":
+    if find_family(request.run["task_name"]).export_of("onnx") == "classifier":
         size = data.image_size, data.image_size
         prepared = describe_preprocessing(request.run, task.model.backbone, size, fixed=True)
         if prepared["source"] != FROM_RUN:
@@ -287,12 +318,23 @@ def _write(
     )
 
 
-def _feed(session: Any, graph: WholeGraph, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the answers of a graph; an input that changes nothing is absent from it."""
+def _arrays(session: Any, graph: WholeGraph, inputs: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the inputs of a graph by name; an input that changes nothing is absent from it."""
     names = {entry.name for entry in session.get_inputs()}
     pairs = zip(graph.inputs, inputs, strict=True)
-    feed = {name: values.numpy() for name, values in pairs if name in names}
-    return [torch.from_numpy(array) for array in session.run(None, feed)]
+    return {name: values.numpy() for name, values in pairs if name in names}
+
+
+def _feed(session: Any, graph: WholeGraph, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the answers of a graph."""
+    answers = session.run(None, _arrays(session, graph, inputs))
+    return [torch.from_numpy(array) for array in answers]
+
+
+def _feeds(graph: WholeGraph, session: Any, batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the inputs of batches of a loader."""
+    for part in (part for batch in batches for part in graph.groups(batch)):
+        yield _arrays(session, graph, graph.feed(part))
 
 
 def _compare(
@@ -303,19 +345,11 @@ def _compare(
     second_task, compared = copy.deepcopy(task), Comparison()
     for judged in (task, second_task):
         judged.reset_metrics()
-    for raw in (part for batch in batches for part in graph.groups(batch)):
-        try:
-            answers = _feed(session, graph, graph.feed(raw))
-        except NOT_RUN as error:
-            raise NotWholeError(
-                f"the graph takes one size, and validation samples have others: {error}"
-            ) from error
-        batch = data.normalise(task.move_batch(raw))
+    for batch, predicted, answers in _answered(graph, session, task, data, batches):
         with torch.no_grad():
-            predicted = task.predict_for_metrics(batch)
             differences = graph.differences(predicted, answers)
-            second_task.update_metrics(batch, graph.predictions(predicted, answers))
-            task.update_metrics(batch, predicted)
+        second_task.update_metrics(batch, graph.predictions(predicted, answers))
+        task.update_metrics(batch, predicted)
         compared.samples += len(answers[0])
         compared.answers += len(differences)
         compared.differing += int((~(differences <= TOLERANCE)).sum())
@@ -327,6 +361,27 @@ def _compare(
         float(judged.compute_metrics()[name]) for judged in (task, second_task)
     )
     return compared
+
+
+def _answered(
+    graph: WholeGraph, session: Any, task: Any, data: Any, batches: Iterable[Any]
+) -> Iterator[tuple[Any, Any, list[Tensor]]]:
+    """Yield batches of inputs of one size with the checkpoint's predictions and graph's answers.
+
+    Raises:
+        NotWholeError: The graph takes one size, and samples have others.
+    """
+    for raw in (part for batch in batches for part in graph.groups(batch)):
+        try:
+            answers = _feed(session, graph, graph.feed(raw))
+        except NOT_RUN as error:
+            raise NotWholeError(
+                f"the graph takes one size, and validation samples have others: {error}"
+            ) from error
+        batch = data.normalise(task.move_batch(raw))
+        with torch.no_grad():
+            predicted = task.predict_for_metrics(batch)
+        yield batch, predicted, answers
 
 
 def _check_trials(graph: WholeGraph, session: Any, trials: Sequence[tuple[Tensor, ...]]) -> None:
@@ -360,8 +415,9 @@ def _check_trials(graph: WholeGraph, session: Any, trials: Sequence[tuple[Tensor
 
 
 def _readme(
-    label: str, metric: str, graph: WholeGraph, recorded: Recorded, compared: Comparison
-) -> str:
+    request: ExportRequest, metric: str, graph: WholeGraph, recorded: Recorded,
+    compared: Comparison, name: str,
+) -> str:  # fmt: skip
     """Return the text beside the graph."""
     sizes = " and ".join(name for name, _, _ in recorded.axes.values())
     reason = ""
@@ -370,10 +426,10 @@ def _readme(
         lengths = " x ".join(map(str, recorded.lengths.values()))
         reason = f" Its {names} are fixed at {lengths}, because {recorded.why_fixed}."
     lines = [
-        f"# {label} as one ONNX graph",
+        f"# {request.label} as one graph",
         "",
-        f"`python {INFER} INPUT ...` runs `{NAME}` with numpy, pillow and onnxruntime alone. In "
-        "Python: `from infer import predict`, then `predict([INPUT, ...])`.",
+        f"`python {INFER} INPUT ...` runs `{name}` with numpy, pillow and {RUNTIMES[request.to]} "
+        "alone. In Python: `from infer import predict`, then `predict([INPUT, ...])`.",
         "",
         f"Inputs: {', '.join(graph.inputs)}. Answers: {', '.join(graph.outputs)}. Free axes: "
         f"{sizes}.{reason} The file's metadata hold classes, preparation of inputs, licence and "
@@ -384,4 +440,4 @@ def _readme(
         f"{compared.worst:.1e}; {metric} is {compared.after:.6g} by the graph and "
         f"{compared.before:.6g} by the checkpoint.",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

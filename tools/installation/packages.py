@@ -43,6 +43,7 @@ FEATURES = {
     "onnx": "exports to ONNX",
     "onnxruntime": "exports to ONNX",
     "onnxscript": "exports to ONNX",
+    "openvino": "exports to OpenVINO",
     "hydra-joblib-launcher": "hydra/launcher=joblib",
     "hydra-submitit-launcher": "hydra/launcher=submitit_slurm",
     "optuna": "tools/search.py",
