@@ -103,6 +103,7 @@ def curves(
         axis.plot(range(1, len(values) + 1), values, marker="o", markersize=4, label=name,
                   color=COLOURS[index % len(COLOURS)])  # fmt: skip
     axis.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     finish(axis, len(lines) > 1)
     return figure
 
@@ -115,6 +116,7 @@ def finish(axis: Any, legend: bool = True) -> None:
         axis.legend(fontsize=8, frameon=False)
 
 
+LONG = 3  # ratio of the sides of a map from which it is stretched to its panel
 Panels = Mapping[str, Sequence[tuple[str, Any]]]  # name of a row -> titles and maps (h, w)
 
 
@@ -142,9 +144,12 @@ def panel_grid(
             axes[row, start].set_ylabel(wrap_text(name, 26), fontsize=7)
             for axis, (title, map_) in zip(axes[row, start : start + width], maps, strict=False):
                 low, high = scales[row]
+                values = _array(map_)
+                is_long = max(values.shape) > LONG * min(values.shape)
                 images[row] = axis.imshow(
-                    _array(map_), cmap=colours, vmin=low, vmax=high, aspect="auto"
-                )
+                    values, cmap=colours, vmin=low, vmax=high,
+                    aspect="auto" if is_long else "equal",
+                )  # fmt: skip
                 axis.set_title(title, fontsize=7)
         above = axes[0, start]
         above.set_title(f"{wrap_text(label, 24)}\n{above.get_title()}", fontsize=7)
