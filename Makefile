@@ -14,7 +14,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest --numproces
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
 
-install:  ## create .venv with all packages (2 minutes and 3.3 GB the first time)
+install:  ## create .venv with the tested packages (2 minutes and 3.3 GB the first time)
 	@bash tools/install.sh
 
 demo: install  ## train a small detector on sample data (5 to 8 minutes on 2 idle cores)

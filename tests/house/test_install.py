@@ -348,4 +348,6 @@ def test_all_extras_are_listed_where_they_are_promised():
     (everything,) = PROJECT["optional-dependencies"]["all"]
     assert Requirement(everything).extras == extras - {"all", "docs", "dev", "fla", "points"}
     installed = re.search(r"^extras=(.*)", (ROOT / "tools/install.sh").read_text(), re.MULTILINE)
-    assert set(installed[1].split(",")) <= extras
+    sentence = re.search(r"brings all of them but (.*?)\.", page)
+    left_out = {"all", *re.findall(r"`(\w+)`", sentence[1])}
+    assert set(installed[1].split(",")) == extras - left_out
