@@ -160,12 +160,12 @@ def write_int8(
 
 def refusal(result: Measured, order: Sequence[tuple[str, float]], *, keeps: bool) -> str:
     """Return the message about a graph that loses too much, with its worst layers."""
-    shown = ", ".join(f"{label} {cosine:.3f}" for label, cosine in order[:SHOWN])
+    worst = ", ".join(f"{label} {cosine:.3f}" for label, cosine in order[:SHOWN])
     remedy = "" if keeps else "; int8.keep=auto leaves such layers in float"
     tried = f", with {len(result.float_layers)} layers in float" if result.float_layers else ""
     return (
         f"{result.sentence()}{tried}; not exported. Layers that break, by the cosine of their "
-        f"outputs, worst first: {shown}{remedy}"
+        f"outputs, worst first: {worst}{remedy}"
     )
 
 

@@ -122,12 +122,12 @@ def _steps(
     """Return a forward pass of the same input per runtime and form."""
     from tools.exports.tracing import inference_form
 
-    plain = {**options, "compile": "false"}
-    model: Any = _Wrapped(inference_form(networks.build_network(network, plain))).eval()
+    settings = {**options, "compile": "false"}
+    model: Any = _Wrapped(inference_form(networks.build_network(network, settings))).eval()
     steps = {"torch": _torch_step(model, images)}
     if "compiled" in runtimes:
         print_status("torch.compile takes up to minutes per network, size and batch")
-        compiled = networks.to_device(model, {**plain, "compile": "true"})
+        compiled = networks.to_device(model, {**settings, "compile": "true"})
         steps["compiled torch"] = _torch_step(compiled, images)
     if not set(runtimes) & set(QUANTISED):
         return steps
