@@ -19,7 +19,7 @@ from torchmetrics.classification import (
 )
 
 from tests.runs import run_shared
-from tests.tools.test_export_whole import WORDS
+from tests.whole_graphs import WORDS
 from tools import export
 from tools.comparison.statistics import interval
 from tools.exports.checked_files import open_onnx, save_onnx

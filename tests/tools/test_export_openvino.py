@@ -14,7 +14,7 @@ from torch import nn
 
 import tasks
 from tests.runs import run_shared
-from tests.tools.test_export_whole import CALL, WORDS, check_alike, inputs_of, plain_answers
+from tests.whole_graphs import CALL, WORDS, check_alike, inputs_of, plain_answers
 from tools import export
 from tools.exports import openvino_graph
 from tools.exports.checked_files import open_onnx, save_onnx
