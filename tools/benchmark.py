@@ -59,7 +59,7 @@ MB is the peak memory of one step without the weights: activations, gradients an
 MB ratio is MB over the baseline's.
 runtimes: forward passes of the same input in the form for inference, in turn. The defaults are
 those of FFNet, Table 8: one thread, batches of 1 and 16. INT8 is quantised by random inputs, since
-ranges have no part in the time; tools/export.py int8=true measures what it costs in accuracy.
+ranges leave the time as it is; tools/export.py int8=true measures what it costs in accuracy.
 loop: the baseline is plain PyTorch with the same network, optimiser and data, interleaved with the
 run's steps; added ms is what run.py adds to a step.
 data: the baseline reads the same files with the same augmentation through timm or the toolkit.

@@ -125,7 +125,7 @@ def _statistics(config: Mapping[str, Any]) -> dict[str, Any] | None:
     scaled = {key: [value / 255 for value in values] for key, values in dense.items()
               if key in IMAGENET}  # fmt: skip
     options = data.get("augmentation") or {}
-    options = options if isinstance(options, Mapping) else {}  # a detector's has no statistics
+    options = options if isinstance(options, Mapping) else {}  # a detector's is a word
     return {key: options.get(key) or scaled.get(key) or usual for key, usual in IMAGENET.items()}
 
 

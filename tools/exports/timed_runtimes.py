@@ -22,7 +22,7 @@ from tools.cli.typed_network import Network, network_label
 
 RUNTIMES = ("torch", "compiled", "onnxruntime", "openvino")
 QUANTISED = RUNTIMES[2:]
-CALIBRATED = 4  # batches of random inputs; ranges have no part in the time
+CALIBRATED = 4  # batches of random inputs; ranges leave the time as it is
 TOLERANCE = 1e-3
 
 
