@@ -35,7 +35,6 @@ SCORES = "++head.options={test_cfg:{score_thr:0.005}}"
 BOXES = (
     "++head.options={roi_head:{bbox_head:{fc_out_channels:64}},test_cfg:{rcnn:{score_thr:0.05}}}"
 )
-NARROW = "{bbox_head:[{fc_out_channels:64},{fc_out_channels:64},{fc_out_channels:64}]}"
 FEW = ("head.num_rois=16", "head.num_proposals=30")
 # Besides RetinaNet: the words of each other head whose whole graph the documentation promises.
 DETECTORS = {
@@ -53,7 +52,7 @@ DETECTORS = {
     "cascade_mask_rcnn": (
         "head=cascade_mask_rcnn",
         *FEW,
-        f"++head.options={{roi_head:{NARROW},test_cfg:{{rcnn:{{score_thr:0.05}}}}}}",
+        "++head.options={test_cfg:{rcnn:{score_thr:0.05}}}",
     ),
 }
 
