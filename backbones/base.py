@@ -58,7 +58,8 @@ class Backbone(nn.Module):
     """Network from images to feature maps, the type that heads, tasks and exporters work with.
 
     It lacks ``init_weights`` on purpose: mmengine would call it and overwrite loaded weights.
-    A host of another modality declares it in ``register_host``, and takes inputs of its own shape.
+    A host of another modality declares it in ``register_host``, and takes inputs of its own shape,
+    as ``example_inputs`` returns them.
 
     Attributes:
         name: Registered name.

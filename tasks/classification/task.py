@@ -411,7 +411,7 @@ class ClassificationTask(ClassesTask):
         self.temperature_fit.reset()
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return per image ``image``, its name, the five best ``classes`` and ``probabilities``.
+        """Return per image ``input``, its name, the five best ``classes`` and ``probabilities``.
 
         For ImageNet's synsets ``names`` has the everyday names.
         """

@@ -124,7 +124,7 @@ class DetectionTask(ClassesTask):
         self.metric.reset()
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return per image ``image``, its name, ``image_id`` and ``detections``, the surest first.
+        """Return per image ``input``, its name, ``image_id`` and ``detections``, the surest first.
 
         A detection has ``bbox`` (x, y, width, height) in pixels of the image, ``score``, ``class``
         and, if the detector predicts masks, ``segmentation`` in COCO's run-length code.

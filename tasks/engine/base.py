@@ -450,7 +450,7 @@ class BaseTask(Remembering, LightningModule):
         return rows + [{"input": sample.name, UNREADABLE: sample.reason} for sample in broken]
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return predictions as plain values, one dict per input with its name as ``image``."""
+        """Return predictions as plain values, one dict per input with its name as ``input``."""
         raise NotImplementedError
 
     def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:

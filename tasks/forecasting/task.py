@@ -172,7 +172,7 @@ class ForecastingTask(BaseTask):
         super().load_weights(opened, converted=converted)
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return per series ``image``, its name, ``times``, and ``forecast`` by variable.
+        """Return per series ``input``, its name, ``times``, and ``forecast`` by variable.
 
         Times are in the file's format, values in its units; ``time_column`` names the times. With
         quantiles there are also ``quantiles``, by variable and level.

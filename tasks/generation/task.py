@@ -303,7 +303,7 @@ class GenerationTask(BaseTask):
 
     @torch.no_grad()
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return per request ``image``, its class and seed, ``class``, ``seed``, ``pixels``."""
+        """Return per request ``input``, its class and seed, ``class``, ``seed``, ``pixels``."""
         labels, seeds = batch["labels"], batch["seeds"].tolist()
         images = self.model.sample(labels, seeds)
         return [

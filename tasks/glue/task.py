@@ -127,7 +127,7 @@ class GlueTask(BaseTask):
             check_classes(checkpoint.values, self.class_names, checkpoint.path, option="data.set")
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return per text ``image``, its name, ``texts``, and an answer.
+        """Return per text ``input``, its name, ``texts``, and an answer.
 
         The answer is ``class`` with its ``share``, or ``score``; of a language model, see
         ``describe_words``.

@@ -14,7 +14,7 @@ from tasks.engine.batches import Row
 def describe_words(
     model: LanguageModel, batch: Mapping[str, Tensor], names: Sequence[str], datamodule: Any
 ) -> list[Row]:
-    """Return per text ``image``, its name, ``texts``, the guessed ``words``, and the ``truth``.
+    """Return per text ``input``, its name, ``texts``, the guessed ``words``, and the ``truth``.
 
     Of BERT, ``texts`` shows the masks, and words that a user masked lack ``truth``. Of GPT,
     ``words`` has a guess after each token.

@@ -182,7 +182,7 @@ class MultiLabelTask(ClassificationTask):
         return losses.mean(1).sum(), torch.tensor(len(labels), device=losses.device)
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return per image ``image``, its name, the predicted ``classes`` and all ``scores``.
+        """Return per image ``input``, its name, the predicted ``classes`` and all ``scores``.
 
         The classes are those from the threshold on, the surest first; ``probabilities`` are theirs.
         """

@@ -147,7 +147,7 @@ class PointSegmentationTask(ClassesTask):
         return losses.double(), counted.sum()
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return per cloud ``image``, its name, ``shares`` of points by class, ``labels`` (N,)."""
+        """Return per cloud ``input``, its name, ``shares`` of points by class, ``labels`` (N,)."""
         rows = []
         predicted = self.model.predict(batch).argmax(-1).cpu()
         names = input_names(batch, datamodule, "cloud")

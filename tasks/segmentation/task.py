@@ -125,7 +125,7 @@ class SegmentationTask(ClassesTask):
         self.confusion.reset()
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return per image ``image``, its name, ``shares`` of the pixels by class, and ``labels``.
+        """Return per image ``input``, its name, ``shares`` of the pixels by class, and ``labels``.
 
         ``labels`` is a uint8 array (H, W) of indices into ``class_names``.
         """

@@ -143,7 +143,7 @@ class SuperResolutionTask(BaseTask):
         adopt(self.model, opened)
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return per image ``image``, its name, ``enlarged`` (H, W, C), and figures if known."""
+        """Return per image ``input``, its name, ``enlarged`` (H, W, C), and figures if known."""
         rows = []
         for index, row in enumerate(self._rows(batch, datamodule)):
             stripes = list(self._stripes(batch, index))

@@ -81,7 +81,7 @@ def test_it_is_tested_and_predicts(checkout, trained, tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(64))
     out = output(checkout, "tools/run.py", "mode=predict", f"ckpt={trained}", f"input={tmp_path}")
     (row,) = json.loads((folder_of(out, checkout) / "predictions.json").read_text())
-    assert row.keys() == {"image", "number"}
+    assert row.keys() == {"input", "number"}
     assert f"one.npy: {row['number']:.3f}" in out
     code = "import tasks, sys; print(tasks.load(sys.argv[1]).predict(sys.argv[2]))"
     assert str(row["number"]) in output(checkout, "-c", code, str(trained), str(tmp_path))

@@ -14,7 +14,6 @@ from tasks.engine.loops.compilation import check_compiler, compile_blocks
 from tests.families import SMALLEST, rest_slow, rest_slow_pairs, short
 from tests.forms import FORMS
 from tests.runs import arguments, completed, composed
-from tools.runs import components as parts
 
 TRACED = {"fullgraph": True, "backend": "aot_eager"}  # everything except inductor's code generation
 
@@ -81,8 +80,8 @@ def test_recomputed_blocks_are_not_compiled():
 @pytest.fixture
 def train(outputs, sample_cache, capsys, monkeypatch):
     """Train shortly with traced blocks; return the run folder."""
-    monkeypatch.setattr(parts, "compile_blocks", functools.partial(compile_blocks, **TRACED))
-    monkeypatch.setattr(parts, "check_compiler", lambda device: None)
+    monkeypatch.setattr(compilation, "compile_blocks", functools.partial(compile_blocks, **TRACED))
+    monkeypatch.setattr(compilation, "check_compiler", lambda device: None)
     torch._dynamo.reset()
 
     def run(folder, *more, **options):

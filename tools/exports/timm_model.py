@@ -89,7 +89,7 @@ def export(request: ExportRequest) -> list[Path]:
     classes = network.num_classes
     arguments = {**request.options, "num_classes": classes}
     if exported.content == "dense":
-        arguments["dense"] = True
+        arguments |= {"dense": True, "global_pool": ""}  # a network of maps pools nothing
     timm_arguments = find_timm_arguments(exported)
     model: Any
     if timm_arguments is None:

@@ -3,6 +3,7 @@
 Source: an example.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,6 +27,10 @@ class TinyConv(Backbone):
         self.blocks = nn.ModuleList(nn.Conv1d(WIDTH, WIDTH, 3, padding=1) for _ in range(DEPTH))
         self.feature_info = (FeatureInfo(WIDTH, STRIDE),)
         self.num_features = WIDTH
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Return signals of the built length."""
+        return (torch.rand(2, 1, self.img_size[1]),)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, 1, L) -> one map."""

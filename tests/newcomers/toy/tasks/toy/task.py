@@ -46,11 +46,11 @@ class NumberTask(BaseTask):
         return errors.sum(), torch.tensor(len(errors), device=errors.device)
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Return ``image``, the signal's name, and ``number`` of each signal."""
+        """Return ``input``, the signal's name, and ``number`` of each signal."""
         names = input_names(batch, datamodule, self.family.modality)
         numbers = self.model.predict(batch).tolist()
         return [
-            {"image": name, "number": round(one, 4)}
+            {"input": name, "number": round(one, 4)}
             for name, one in zip(names, numbers, strict=True)
         ]
 
