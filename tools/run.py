@@ -48,8 +48,8 @@ from tools.config.overrides import (
 )
 from tools.config.run_config import job_config, log_differences
 from tools.runs import folder as run_folder
+from tools.runs import nodes
 from tools.runs.garbage import freeze_heap
-from tools.runs.nodes import NODES
 from tools.runs.process_group import following_first_process, processes
 
 HELP = {"-h", "--help"}
@@ -114,7 +114,7 @@ def run(config: RunConfig, swept: Sequence[str] | None = None) -> None:
     """
     if not is_first_process():
         logging.disable(logging.WARNING)  # the first process logs for all
-    with signals.STOP.listening(), following_first_process(), NODES.joined():
+    with signals.STOP.listening(), following_first_process(), nodes.NODES.joined():
         _run(config, swept)
 
 
@@ -148,9 +148,9 @@ def _run(config: RunConfig, swept: Sequence[str] | None) -> None:
         log_differences(config)
     resumed = new_length = None
     if config.resume:
-        if NODES.rank == 0:
+        if nodes.NODES.rank == 0:
             resumed = run_folder.find_run_to_resume(config, sweep=swept is not None)
-        resumed = NODES.share("resumed", resumed)
+        resumed = nodes.NODES.share("resumed", resumed)
     if resumed:
         automatic.reuse_choices(config, resumed)
         run_folder.restore_start(config, resumed)

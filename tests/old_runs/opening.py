@@ -11,8 +11,11 @@ HERE = Path(__file__).parent
 SIDE = 64
 STANDALONE = """
 import sys
+from pathlib import Path
 folder, narrow = sys.argv[1:]
-sys.path[:0] = [folder, narrow]
+# Without an installed MixerLab, whose backbones would come before a folder without __init__.py.
+rest = [path for path in sys.path if not Path(path, "backbones").is_dir()]
+sys.path[:] = [folder, narrow, *rest]
 import narrow, opening
 narrow.narrow_timm()
 import backbones

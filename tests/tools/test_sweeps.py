@@ -74,7 +74,7 @@ OVER_GROUPS = [
     ["experiment=afbo_t7_*", "schedule.min_lr=0"],
     ["experiment=afbo_t7_*", "schedule.min_lr=0,1e-6", "+optimizer.eps=1e-7"],
     ["experiment=afbo_t7_*", "~schedule.warmup_lr", "seed=1,2"],
-    ["recipe=deit,swin", "schedule.min_lr=0", "data=imagenet"],
+    ["recipe=deit,swin", "backbone.drop_path_rate=0.1", "schedule.min_lr=0", "data=imagenet"],
     ["task=detection,segmentation", "trainer.max_steps=3"],
     ["task=detection", "head=retinanet,mask_rcnn", "head.anchor_scale=4"],
     ["data=folder,cifar100", "data.augmentation={_target_: datamodules.images.transforms."
@@ -91,7 +91,8 @@ def test_sweeps_over_groups_take_the_options_of_a_single_command(typed):
         assert run_config.job_config(job)["backbone"]["name"]
     assert command.hydra_arguments()[0] == "-m"
     (words,) = [word for word in command.hydra_arguments() if word.startswith("+job=")]
-    assert [shlex.split(text) for text in parse(words).sweep_string_iterator()] or words
+    texts = [parse(f"job={text}").value() for text in parse(words).sweep_string_iterator()]
+    assert [shlex.split(text) for text in texts] == command.jobs
 
 
 @pytest.mark.parametrize("mode", ["fit", "test"])
