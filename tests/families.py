@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backbones import Backbone, create_backbone, list_backbones, list_hosts
+from backbones import Backbone, create_backbone, list_backbones, list_hosts, list_mixers
 from backbones.checkpoints.adoption import LoadReport, adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.registry import find_host, look_up
@@ -30,8 +30,8 @@ def drawn(*seeds: int) -> list[str]:
     """Every host with every mixer by turns: for each seed one name of each host.
 
     A host takes one of the mixers that were taken least so far, its own among them, and of these
-    the one that fewest hosts have, so that the names of one seed have every mixer in them.
-    Another seed gives other pairs.
+    the one that fewest hosts have. Channel mixers that none of them took come with one host more
+    each, so that the names of one seed have all of these in them. Another seed gives other pairs.
     """
     names, hosts_with, chosen = defaultdict(dict), Counter(), []
     for name in NAMES:
@@ -45,6 +45,10 @@ def drawn(*seeds: int) -> list[str]:
             mixer = min(rank, key=rank.get)
             taken[mixer] += len(rank) > 1
             chosen.append(names[host][mixer])
+        for mixer in list_mixers("channel"):
+            if mixer in hosts_with and not taken[mixer]:
+                host = generator.choice([host for host in HOSTS if mixer in names[host]])
+                chosen.append(names[host][mixer])
     return [name for name in NAMES if name in chosen]
 
 
@@ -77,14 +81,18 @@ def by_turns(*targets: str) -> list[tuple[str, str]]:
 
     The first host of each file goes to all of them, with the mixers of as many drawings.
     """
-    drawings = [{look_up(n)[0].name: n for n in drawn(seed)} for seed in range(len(targets))]
+    drawings = [defaultdict(list) for _ in targets]
+    for seed, drawing in enumerate(drawings):
+        for name in drawn(seed):
+            drawing[look_up(name)[0].name].append(name)
     cases = []
     for turn, host in enumerate(HOSTS):
         own = turn % len(targets)
         others = [i for i in range(len(targets)) if i != own] if host in SMALLEST else []
         # The first drawing has every mixer, so no name of it is left out.
-        names = [drawings[0][host], *(drawing[host] for drawing in drawings[1:])]
-        cases += [(targets[i], name) for i, name in zip([own, *others], names, strict=False)]
+        cases += [(targets[own], name) for name in drawings[0][host]]
+        names = [drawing[host][0] for drawing in drawings[1:]]
+        cases += [(targets[i], name) for i, name in zip(others, names, strict=False)]
     return cases
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import nn
 
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
-from backbones.options import matches_of
+from backbones.options import check_arguments, matches_of
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoints.entries import BUILT
@@ -178,6 +178,7 @@ def check_config(config: RunConfig) -> RunConfig:
     if config.mode == "fit":
         family = find_family(config.task_name)
         metrics = {metric.name: metric.direction for metric in family.metrics} | {"loss": "min"}
+        check_arguments(make_callbacks, config.callbacks, "callbacks")
         make_callbacks(Path(), f"val/{family.monitor}", metrics, **config.callbacks)
     data = values.data | automatic_batch
     parts = {"backbone": backbone, "data": data, "head": values.head, "task": values.task}

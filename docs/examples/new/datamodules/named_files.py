@@ -19,9 +19,9 @@ class NamedFilesDataModule(ClassificationDataModule):
         """List both folders; the classes are those of the training images."""
         train, val = self._images("train"), self._images("val")
         self.class_names = tuple(sorted({class_of(name) for name in train}))
-        unknown = {class_of(name) for name in val} - set(self.class_names)
-        if unknown:
-            raise ValueError(f"{self.folder}/val has classes that train lacks: {sorted(unknown)}")
+        extras = {class_of(name) for name in val} - set(self.class_names)
+        if extras:
+            raise ValueError(f"{self.folder}/val has classes that train lacks: {sorted(extras)}")
         return {
             "train": self._split("train", train, self.augmentation.train(self.image_size)),
             "val": self._split("val", val, self.augmentation.eval(self.image_size)),
