@@ -122,7 +122,7 @@ def test_commands_accept_it(checkout):
     [
         (("run.py", "task=toy", "backbone=deit_t"), "deit_t is a backbone for images; pass"),
         (("run.py", "task=classification", "backbone=tiny_conv"), "tiny_conv is a backbone"),
-        (("run.py", "task=toy", "keep_classifier=true"), "unknown option 'keep_classifier'"),
+        (("run.py", "task=toy", "keep_classifier=true"), "keep_classifier=true needs head=linear"),
         (("complexity.py", "task=toy", "backbone=swin_t"), "swin_t is a backbone for images"),
         (("complexity.py", "backbone=tiny_conv"), "tiny_conv is a backbone for signals"),
         (("benchmark.py", "backbones", "backbone=tiny_conv,deit_t"), "need different inputs"),
