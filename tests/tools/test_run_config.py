@@ -237,9 +237,11 @@ def test_a_config_of_an_unknown_task_or_backbone(run_folder, capsys):
     folder = run_folder()
     config = saved(folder)
     save(folder, {**config, "task_name": "depth"})
-    assert "has the unknown task 'depth'; known: classification" in error_text(capsys, folder)
-    save(folder, {**config, "backbone": {**config["backbone"], "name": "deit_tt"}})
-    assert "did you mean deit_t" in error_text(capsys, folder)
+    assert "unknown task 'depth'; known: classification" in error_text(capsys, folder)
+    config["backbone"]["name"] = "deit_tt"
+    for choices in ({**config["choices"], "backbone": "deit_tt"}, None):  # None: an older run
+        save(folder, {**config, "choices": choices})
+        assert "did you mean deit_t" in error_text(capsys, folder)
 
 
 def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys):
