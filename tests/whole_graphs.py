@@ -1,4 +1,4 @@
-"""What tests of whole graphs share: runs, their inputs, and answers of infer.py."""
+"""Parts that tests of whole graphs share: runs, their inputs, and answers of infer.py."""
 
 import numpy as np
 import pytest

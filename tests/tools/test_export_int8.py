@@ -196,7 +196,7 @@ def test_verdicts_follow_the_interval(samples, loss, low, high, verdict):
 
 
 class MeasuredTask:
-    """What a paired metric asks of a task."""
+    """The parts of a task that a paired metric asks for."""
 
     metric_stores = ("metric",)
 
