@@ -162,7 +162,7 @@ def test_validation_is_drawn_from_a_single_split(tmp_path, caplog):
 
 
 def test_a_drawn_validation_set_holds_each_class(tmp_path):
-    """Where a drawn one lacks a class of several images, another image joins or replaces one."""
+    """Another image joins or replaces one of a drawn set that lacks a class of several images."""
     labels = {f"{i}.jpg": {0} for i in range(40)}
     labels |= {"3.jpg": {0, 1}, "7.jpg": {0, 1}, "9.jpg": {0, 2}, "11.jpg": {3}, "12.jpg": {3, 2}}
     changed = 0
