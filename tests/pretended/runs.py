@@ -4,6 +4,7 @@ Run by ``python -m pytest -p tests.pretended.device tests/pretended/runs.py``.
 """
 
 import functools
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_a_run_trains_validates_tests_and_draws(family, precision, train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "precision"), CASES)
+@pytest.mark.parametrize(("family", "precision"), list(zip(FAMILIES, cycle(PRECISIONS))))
 def test_a_run_is_evaluated_applied_and_resumed(family, precision, train, tmp_path):
     folder = train(family, precision)
     for mode in ("validate", "test", "predict"):
@@ -152,15 +153,18 @@ OPTIONS = {
     "quantiles": ("task=forecasting", *FAMILIES["forecasting"], "head.quantiles=[0.1,0.5,0.9]"),
     "masked_words": ("task=glue", *FAMILIES["glue"][:1], "protocol=mlm", "data.num_train=64"),
     "next_words": ("task=glue", "backbone=gpt_tiny", "protocol=mlm", "data.num_train=64"),
-    "votes": ("task=point_segmentation", *FAMILIES["point_segmentation"], "head.votes=13"),
+    "votes": ("task=point_segmentation", *FAMILIES["point_segmentation"], "head.votes=13",
+              "data.density=5"),
     "flow": ("task=generation", *FAMILIES["generation"], "head.objective=flow",
              "head.sampler=euler", "backbone.learn_sigma=false"),
     "ancestral": ("task=generation", *FAMILIES["generation"], "head.sampler=ddpm",
                   "backbone.learn_sigma=true"),
     **{
         name: ("task=detection", *FAMILIES["detection"][:1], *SCENES, f"head={name}")
-        for name in ("retinanet", "cascade_mask_rcnn", "dino")
+        for name in ("retinanet", "cascade_mask_rcnn")
     },
+    "dino": ("task=detection", *FAMILIES["detection"][:1], *SCENES, "head=dino",
+             "head.num_proposals=20"),
     **{
         name: ("task=segmentation", *FAMILIES["segmentation"], f"head={name}")
         for name in ("mask2former", "segformer", "semantic_fpn")
@@ -192,12 +196,21 @@ def test_a_student_learns_from_a_teacher(train, tmp_path):
     done(tmp_path, *SHORT, *SMALL, f"task.distillation={options}", "trainer.precision=bf16-mixed")
 
 
+@pytest.fixture(scope="module")
+def mixed_run(tmp_path_factory):
+    """A run of a network with something for each analysis."""
+    mixers = ("backbone.mixer=[afbo,iffn,ffn,ffn]",
+              "backbone.token_mixer=[attention,random,pooling,pooling]")  # fmt: skip
+    words = (*SHORT, *SMALL, "backbone=poolformer_s12", *mixers, "trainer.precision=bf16-mixed")
+    return done(tmp_path_factory.mktemp("mixed"), *words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(analyses()) - {"report"}))
-def test_analyses_of_a_run(name, train, tmp_path):
-    run = train("classification", "autocast")
+def test_analyses_of_a_run(name, mixed_run, tmp_path):
     few = {"erf": ("image_size=64",), "landscape": ("points=3", "iterations=2")}
-    analyse.run_named([name, f"ckpt={run}", f"out={tmp_path}", "images=2", *few.get(name, ())])
+    words = [f"ckpt={mixed_run}", f"out={tmp_path}", "images=3", *few.get(name, ())]
+    analyse.run_named([name, *words])
     assert any(tmp_path.iterdir())
 
 

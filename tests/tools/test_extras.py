@@ -194,7 +194,9 @@ def wandb_points(folder):
                 if not name.startswith("_"):
                     step = int(items["trainer/global_step"])
                     points.setdefault(name, []).append((step, float(items[name])))
-        assert axes["*"] == "trainer/global_step"
+        # The process of wandb writes every few seconds, so a kill leaves the first file cut off.
+        is_cut = file == runs[0] and "*" not in axes
+        assert is_cut or axes["*"] == "trainer/global_step"
     return points
 
 
@@ -250,7 +252,10 @@ def test_each_log_continues_after_a_kill(sample_cache, tmp_path, monkeypatch):
         found = points(folder)
         assert found.keys() == expected.keys(), points
         for name, values in found.items():
-            assert dict(values) == expected[name], (points, name)
+            steps = expected[name].keys() - dict(values).keys() if points is wandb_points else set()
+            assert all(step <= max(row["step"] for row in rows) for step in steps)  # of the kill
+            kept = {step: value for step, value in expected[name].items() if step not in steps}
+            assert dict(values) == kept, (points, name)
 
 
 def test_logs_may_differ_on_resume_and_early_stopping_may_not(tmp_path):
