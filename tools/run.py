@@ -36,7 +36,7 @@ from tools.cli.command import exit_with
 from tools.cli.errors import one_line_errors
 from tools.cli.grammar import key_of
 from tools.cli.paths import CONFIGS, ROOT
-from tools.cli.printable import escape_logs
+from tools.cli.printable import as_typed, escape_logs
 from tools.config.config_checks import resolve_config
 from tools.config.overrides import (
     JOB,
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if HELP & set(arguments):
             from tools.config.help import help_text
 
-            print(help_text([word for word in arguments if not word.startswith("-")]))
+            print(as_typed(help_text([word for word in arguments if not word.startswith("-")])))
             return 0
         command = read_command(arguments)
         if command.form:

@@ -328,6 +328,8 @@ def test_a_wheel_trains_predicts_and_exports_from_any_folder(tmp_path):
     picture = next((folder / run / "preview").glob("*.png"))
     run_mixerlab(python, "run", "mode=predict", f"ckpt={run}", f"input={picture}", cwd=folder)
     run_mixerlab(python, "export", f"ckpt={run}", "to=timm", "out=exported", cwd=folder)
+    for command in ("run", "export"):
+        assert "tools/" not in run_mixerlab(python, command, "--help", cwd=folder)
     script = (
         "import mixerlab; task = mixerlab.load('outputs/classification/deit_t_afbo/latest')\n"
         "import backbones.timm_models, timm\n"

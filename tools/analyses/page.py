@@ -30,6 +30,7 @@ from tools.analyses.elements import (
     text,
     tiles,
 )
+from tools.cli.printable import as_typed
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
@@ -135,7 +136,7 @@ def _analyses(
             continue
         report(f"{name} ...")
         title, rest = _divided(analysis.summary)
-        command = f"<code>python tools/analyse.py {name} ckpt=RUN</code>"
+        command = as_typed(f"<code>python tools/analyse.py {name} ckpt=RUN</code>")
         about = f"{text(rest)} · {command}" if rest else command
         try:
             check_applies(subject.family, name)
@@ -237,7 +238,7 @@ def _class_metrics(path: Path) -> str:
 
 def _settings(folder: Path, summary: Mapping[str, Any]) -> str:
     """Return the typed command and all settings of the run."""
-    command = shlex.join(["python", "tools/run.py", *summary.get("overrides", ())])
+    command = as_typed(shlex.join(["python", "tools/run.py", *summary.get("overrides", ())]))
     settings = text(yaml.safe_dump(read_yaml(folder / "config.yaml"), sort_keys=False))
     return f"<pre>{text(command)}</pre>\n<pre>{settings}</pre>"
 

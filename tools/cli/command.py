@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tools.cli.printable import printable
+from tools.cli.printable import as_typed, printable
 from tools.cli.streams import protect_streams
 
 HELP = frozenset({"-h", "--help", "help"})
@@ -41,7 +41,7 @@ def run_command(
     asks_help = not HELP.isdisjoint(words)
     try:
         if asks_help or (needs_arguments and not words):
-            print((text(words) if callable(text) else text or "").strip())
+            print(as_typed((text(words) if callable(text) else text or "").strip()))
             return 0 if asks_help else 2
         work(words)
     except Exception as error:
@@ -50,7 +50,7 @@ def run_command(
         text = user_message(error) or (str(error) if isinstance(error, REFUSALS) else None)
         if text is None:
             raise
-        print(f"{script}: {printable(text)}", file=sys.stderr)
+        print(f"{script}: {printable(as_typed(text))}", file=sys.stderr)
         return 2
     return 0
 

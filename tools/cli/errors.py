@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from tools.cli.paths import ROOT
-from tools.cli.printable import printable
+from tools.cli.printable import as_typed, printable
 
 OUR_FOLDERS = tuple(
     f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
@@ -54,7 +54,7 @@ def one_line_errors() -> Iterator[None]:
         if text is None:
             raise
         logging.shutdown()
-        print(f"error: {printable(text)}", file=sys.stderr)
+        print(f"error: {printable(as_typed(text))}", file=sys.stderr)
         sys.exit(2)
 
 
