@@ -76,7 +76,7 @@ def corrupt(arguments: Sequence[str]) -> None:
     )
     seed = parse_integer("seed", options["seed"], 0)
 
-    from datamodules.images.corrupted_copies import CopyOptions, choose_kinds, write_copy
+    from datamodules.corruptions.copies import CopyOptions, choose_kinds, write_copy
     from datamodules.loading.memory import check_images_fit
 
     check_images_fit(1, (resize, resize), "lower size= or resize=")

@@ -24,7 +24,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from datamodules.base import check_range, check_share
-from datamodules.files.decoding import MAX_PIXELS
+from datamodules.files.resizing import BoundedResize
 from datamodules.files.values import check_option
 
 TARGETS = ("LightAugmentation", "PaperAugmentation")
@@ -135,46 +135,6 @@ class MeanRectangle:
                 box if box_drawn[2:] == [*image.shape[1:]] else box_drawn
             )  # the whole image: gave up
         return Prepared(image, {ERASED: torch.tensor(box)})
-
-
-class BoundedResize(transforms.Resize):  # type: ignore[misc]  # torchvision is untyped
-    """Torchvision's ``Resize`` of the shorter side before a central crop, in bounded memory.
-
-    For a thin image that would exceed ``MAX_PIXELS`` only the crop is computed. All other images
-    are resized as in torchvision.
-
-    Args:
-        size: Shorter side, at least as long as the crop's sides.
-        crop: Height and width of the crop.
-        interpolation: Interpolation of resizing.
-    """
-
-    def __init__(
-        self, size: int, crop: Sequence[int], interpolation: transforms.InterpolationMode
-    ) -> None:
-        super().__init__(size, interpolation)
-        self.crop = (crop[1], crop[0])
-
-    def forward(self, image: Image.Image) -> Image.Image:
-        """Resize an image."""
-        shortest = min(image.size)
-        resized = [int(self.size * side / shortest) for side in image.size]
-        if math.prod(resized) <= MAX_PIXELS:
-            return super().forward(image)
-        box = []
-        for side_before, side_resized, side_of_crop in zip(
-            image.size, resized, self.crop, strict=True
-        ):
-            first = round((side_resized - side_of_crop) / 2)
-            box.append(
-                (
-                    first * side_before / side_resized,
-                    (first + side_of_crop) * side_before / side_resized,
-                )
-            )
-        (x_min, right), (top, bottom) = box
-        resampling = Image.Resampling[self.interpolation.name]
-        return image.resize(self.crop, resampling, (x_min, top, right, bottom))
 
 
 def with_bounded_resize(made: transforms.Compose) -> transforms.Compose:

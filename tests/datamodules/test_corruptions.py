@@ -11,7 +11,7 @@ from scipy import ndimage
 from sklearn.datasets import load_sample_image
 
 from datamodules.corruptions import CORRUPTIONS, KINDS, SEVERITIES, blur, corrupt, digital, weather
-from datamodules.images.corrupted_copies import CopyOptions, write_copy
+from datamodules.corruptions.copies import CopyOptions, write_copy
 from tools.corrupt import main
 
 SIDE = 96

@@ -18,7 +18,7 @@ from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
 from datamodules.files.decoding import decode
 from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
-from datamodules.images.transforms import BoundedResize
+from datamodules.files.resizing import BoundedResize
 from datamodules.loading import memory
 from tests.errors import refuses
 
@@ -69,7 +69,7 @@ def test_ordinary_images_are_resized_like_torchvision(size):
 def test_thin_images_compute_only_the_crop(size, monkeypatch):
     crop = (28, 20)
     expected = np.asarray(torchvisions(32, crop)(noise(*size)), np.int64)
-    monkeypatch.setattr("datamodules.images.transforms.MAX_PIXELS", 5_000)
+    monkeypatch.setattr("datamodules.files.resizing.MAX_PIXELS", 5_000)
     found = BoundedResize(32, crop, transforms.InterpolationMode.BICUBIC)(noise(*size))
     assert found.size == (20, 28)
     found = transforms.CenterCrop(crop)(found)

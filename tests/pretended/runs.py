@@ -6,20 +6,19 @@ Run by ``python -m pytest -p tests.pretended.device tests/pretended/runs.py``.
 import functools
 from itertools import cycle
 
-import numpy as np
 import pytest
-import torch
 
 import tasks
 from backbones.hosts.ffnet_sr import FFNetSR
-from datamodules.series.sample import write_series
 from tests.families import rest_slow_pairs
 from tests.pretended.device import DEVICE
 from tests.pretended.trainer import WORDS, use_device
 from tests.runs import SCENES, TINY, run_shared
+from tests.served_inputs import input_of
 from tools import analyse
 from tools.analyses import analyses
 from tools.runs import report
+from tools.serving.answers import Question, answer, can_explain
 
 PRECISIONS = {"float32": "32-true", "autocast": "bf16-mixed"}
 SHORT = ("trainer.max_steps=1", "trainer.limit_val_batches=1", "schedule.warmup=0")
@@ -45,25 +44,6 @@ FAMILIES = {
     "detection": ("backbone=poolformer_s12", *TINY["detection"]),
 }  # fmt: skip
 TOOLKITS = {"segmentation": "mmseg", "detection": "mmdet"}
-# What ``stream`` takes in Python.
-INPUTS = {
-    "forecasting": lambda folder: _series(folder / "series.csv"),
-    "glue": lambda folder: ["the dog sleeps"],
-    "point_segmentation": lambda folder: _cloud(folder / "cloud.npy"),
-    "generation": lambda folder: ["3"],
-}
-
-
-def _series(path):
-    write_series(path, 80, seed=1)
-    return path
-
-
-def _cloud(path):
-    random = np.random.default_rng(0)
-    points = [random.uniform(0, 1, (50, 3)), random.uniform(0, 255, (50, 3))]
-    np.save(path, np.column_stack(points))
-    return path
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,8 +101,15 @@ def test_a_run_is_evaluated_applied_and_resumed(family, precision, train, tmp_pa
     for mode in ("validate", "test", "predict"):
         done(tmp_path, f"mode={mode}", f"ckpt={folder}", "trainer.limit_val_batches=1")
     task = tasks.load(folder, device=DEVICE)
-    inputs = INPUTS.get(family, lambda folder: torch.rand(3, 64, 64))(tmp_path)
-    assert len(list(task.stream(inputs))) >= 1
+    content, name = input_of(family, task, folder)
+    if task.family.prompt:
+        assert len(list(task.stream(content.decode().splitlines()))) >= 1
+    else:
+        (tmp_path / name).write_bytes(content)
+        assert len(list(task.stream(tmp_path / name))) == 1
+    answers = answer(task, Question(content, name, explains=True), most_pixels=10**6)
+    assert answers["pictures"]
+    assert ("looked" in answers) == can_explain(task)
     more = (f"ckpt={folder}", "resume=true", "trainer.max_steps=2")
     done(tmp_path, *typed(family, precision), *more)
 
@@ -187,6 +174,15 @@ def test_adapters_learn_beside_frozen_weights(tmp_path):
     trained = done(tmp_path / "whole", *words)
     adapters = "+backbone.lora={rank: 4, targets: [qkv, mlp]}"
     done(tmp_path / "adapted", *words, f"backbone.pretrained='{trained}'", adapters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TOOLKITS)
+def test_a_run_is_trained_on(family, train, tmp_path):
+    pytest.importorskip(TOOLKITS[family])
+    more = ("data.augmentation=own",) if family == "detection" else ()
+    ckpt = f"ckpt={train(family, 'autocast')}"
+    done(tmp_path, *SHORT, ckpt, *FAMILIES[family][1:], *more, "trainer.precision=bf16-mixed")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import yaml
 
 from datamodules import RobustnessDataModule
 from datamodules.corruptions import KINDS
-from datamodules.images.corrupted_copies import NOTE, CopyOptions, write_copy
+from datamodules.corruptions.copies import NOTE, CopyOptions, write_copy
 from datamodules.images.robustness_sets import SYNSETS
 from tasks.classification.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
 from tasks.classification.task import ClassificationTask

@@ -17,8 +17,9 @@ from torchvision.transforms import Normalize, Resize, ToTensor
 from backbones import create_backbone, list_hosts
 from backbones.hosts.lvt.token_classifier import AUX_WEIGHT
 from datamodules.dense.toolkit_data import parse_size
+from datamodules.files.resizing import BoundedResize
 from datamodules.images.token_labels import LabelledTransform
-from datamodules.images.transforms import BoundedResize, NoiseRectangle, ToBytes
+from datamodules.images.transforms import NoiseRectangle, ToBytes
 from heads.linear import LinearClassifier
 from tasks.engine.family import families
 from tasks.engine.instantiate import build

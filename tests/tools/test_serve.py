@@ -15,7 +15,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -23,17 +22,11 @@ from tasks import load
 from tests.browser import CHROMIUM, Browser
 from tests.families import rest_slow
 from tests.runs import SMALLEST
+from tests.served_inputs import input_of, png
 from tools import serve
 from tools.cli.paths import ROOT
 from tools.serving.answers import answer, describe
 from tools.serving.server import Limits, Server
-
-
-def png(seed, side=40):
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
-    content = io.BytesIO()
-    Image.fromarray(pixels).save(content, "PNG")
-    return content.getvalue()
 
 
 @contextmanager
@@ -192,28 +185,11 @@ def test_a_wrong_command_ends_in_one_line(words, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def inputs_of(family, task, run):
-    """The bytes and name of an input of a family."""
-    if family == "generation":
-        return f"{task.class_names[1]}\n".encode(), "text"
-    if family == "glue":
-        return b"the cat sleeps\nthe cats sleeps\n", "text"
-    if family == "point_segmentation":
-        return (run / "preview" / "00.ply").read_bytes(), "cloud.ply"
-    if family == "forecasting":
-        names = ",".join(task.series_facts["names"])
-        values = ",".join("1.5" for _ in task.series_facts["names"])
-        times = [f"2024-01-{day:02d} {hour:02d}:00:00" for day in (1, 2) for hour in range(24)]
-        lines = [f"date,{names}", *(f"{time},{values}" for time in times)]
-        return "\n".join(lines).encode(), "series.csv"
-    return png(0), "photo.png"
-
-
 @pytest.mark.parametrize("family", rest_slow(SMALLEST, ["classification"]))
 def test_a_run_of_any_family_is_served(family, smallest_run):
     run = smallest_run(family)
     task = load(run)
-    content, name = inputs_of(family, task, run)
+    content, name = input_of(family, task, run)
     with served(task) as port:
         facts = ask(port, "GET", "/model")[1]
         explain = f"&explain={int(facts['explains'])}"

@@ -334,7 +334,7 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
 
 def _other_sets(run: RunRecord) -> list[str]:
     """Return why robustness sets are not the published ones."""
-    from datamodules.images.corrupted_copies import NOTE
+    from datamodules.corruptions.copies import NOTE
     from datamodules.images.robustness_sets import locate_set
 
     if not run.config["data.published_counts"]:

@@ -21,9 +21,9 @@ from datamodules.corruptions.weather import Photographs
 from datamodules.files.class_listing import list_class_images
 from datamodules.files.decoding import load_rgb
 from datamodules.files.folders import find_images, list_folders, validation_folder
+from datamodules.files.resizing import BoundedResize
 from datamodules.files.text_files import read_json
 from datamodules.files.values import refuse
-from datamodules.images.transforms import BoundedResize
 from datamodules.loading.memory import check_shared_memory
 from datamodules.loading.workers import end_with_parent
 
