@@ -287,10 +287,10 @@ def _load_weights(backbone: Backbone, file: str | Path) -> tuple[str, ...]:
     return report.initialised
 
 
-def _check_kept(host: HostEntry, given: Mapping[str, Any]) -> None:
+def _check_kept(host: HostEntry, options: Mapping[str, Any]) -> None:
     """Refuse dilation or another pooling for a host without the option, and name those with it."""
     for option, noun in KEPT.items():
-        if option in given and option not in keywords(host.build):
+        if option in options and option not in keywords(host.build):
             able = [entry.name for entry in hosts().values() if option in keywords(entry.build)]
             raise ValueError(
                 f"{host.name} keeps its {noun}; {option} is for {', '.join(able)}, and for models "
@@ -298,14 +298,14 @@ def _check_kept(host: HostEntry, given: Mapping[str, Any]) -> None:
             )
 
 
-def _lora_options(given: Mapping[str, Any] | None) -> Lora | None:
-    check_value("lora", given, Mapping[str, Any] | None)
-    if given is None:
+def _lora_options(options: Mapping[str, Any] | None) -> Lora | None:
+    check_value("lora", options, Mapping[str, Any] | None)
+    if options is None:
         return None
     from backbones.lora import Lora
 
-    check_arguments(Lora, given, "backbone.lora")
-    return Lora(**given)
+    check_arguments(Lora, options, "backbone.lora")
+    return Lora(**options)
 
 
 def join_mixer(name: str, mixer: Typed) -> tuple[str, Typed]:
@@ -411,10 +411,12 @@ def _factory(host: HostEntry, kind: Kind, choice: Choice) -> MixerFactory | None
     return lambda slot: _build_mixer(entry, host.name, slot, options)
 
 
-def _check_prefix(host: HostEntry, swapped: Sequence[str | None], given: Mapping[str, Any]) -> None:
+def _check_prefix(
+    host: HostEntry, swapped: Sequence[str | None], options: Mapping[str, Any]
+) -> None:
     """Refuse options with class tokens that a mixer cannot take."""
     prefix_values = without_prefix(host, *swapped)
-    for option, value in given.items():
+    for option, value in options.items():
         if option in prefix_values and value != prefix_values[option]:
             entry = next(e for e in map(find_mixer, filter(None, swapped)) if not e.takes_prefix)
             able = [e.name for e in mixers().values() if e.kind == entry.kind and e.takes_prefix]
@@ -440,18 +442,18 @@ def _check_names(names: Sequence[str], valid_names: Collection[str], owner: str)
             raise ValueError(unknown(f"option of {owner}", name, valid_names))
 
 
-def _check_mixer_options(entry: MixerEntry, given: Mapping[str, Any], group: str) -> None:
+def _check_mixer_options(entry: MixerEntry, values: Mapping[str, Any], group: str) -> None:
     """Check names and types; None stands for the default."""
-    _check_names(list(given), _options(entry), f"mixer {entry.name}")
-    options = {key: value for key, value in given.items() if value is not None}
+    _check_names(list(values), _options(entry), f"mixer {entry.name}")
+    options = {key: value for key, value in values.items() if value is not None}
     check_arguments(entry.build, options, group)
 
 
 def _build_mixer(
-    entry: MixerEntry, host: str | None, slot: Slot, given: Mapping[str, Any]
+    entry: MixerEntry, host: str | None, slot: Slot, values: Mapping[str, Any]
 ) -> Mixer:
     names = keywords(entry.build)
-    typed_options = {key: value for key, value in given.items() if value is not None}
+    typed_options = {key: value for key, value in values.items() if value is not None}
     options = entry.options_for(host)
     if "hidden_ratio" in names:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale

@@ -172,8 +172,8 @@ def is_part(name: str, parts: Sequence[str]) -> bool:
     return any(f".{part}." in f".{name}." for part in parts)
 
 
-def _parts(given: Parts) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given or ())
+def _parts(parts: Parts) -> tuple[str, ...]:
+    return (parts,) if isinstance(parts, str) else tuple(parts or ())
 
 
 def _word(name: str) -> str:

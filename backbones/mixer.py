@@ -154,13 +154,13 @@ class Mixer(nn.Module):
         return tensors
 
     def take_earlier_form(
-        self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+        self, tensors: Mapping[str, Tensor], export_options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Change to an earlier default form if tensors have it; for exports without options.
 
         Args:
             tensors: By their names in the mixer.
-            given: Options that the export names.
+            export_options: Options that the export names.
 
         Returns:
             The options that changed; none by default.
@@ -223,14 +223,14 @@ def _checked_pair(mixed: object, x: Tensor, prefix: Tensor, mixer: Mixer) -> tup
     return _of_shape(x, mixed[0], mixer), _of_shape(prefix, mixed[1], mixer)
 
 
-def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
+def _of_shape(x: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
     """Return a mixed tensor if it has the shape of the given one."""
     # In compilers and tracers each comparison adds a condition on sizes.
-    if is_recording() or (shape := getattr(mixed, "shape", None)) == given.shape:
+    if is_recording() or (shape := getattr(mixed, "shape", None)) == x.shape:
         return mixed
     result = type(mixed).__name__ if shape is None else tuple(shape)
     raise ValueError(
-        f"{class_name(mixer)} returned {result} for {tuple(given.shape)}; a mixer must return the "
+        f"{class_name(mixer)} returned {result} for {tuple(x.shape)}; a mixer must return the "
         "shape of its input"
     )
 

@@ -33,29 +33,29 @@ class Choice:
 
 
 def read_choices(
-    kind: Kind, typed: Typed, named: str | None, host: str
+    kind: Kind, choices: Typed, usual_mixer: str | None, host: str
 ) -> Choice | tuple[Choice, ...]:
     """Return the mixers that ``mixer=`` or ``token_mixer=`` names, one or one per stage or block.
 
     Args:
         kind: Of the slots.
-        typed: A name, options with "name", or a list of these, where None keeps the host's own.
-        named: Mixer of this kind in the backbone's name.
+        choices: A name, options with "name", or a list of these, where None keeps the host's own.
+        usual_mixer: Mixer of this kind in the backbone's name.
         host: The host's name, for messages.
 
     Raises:
         ValueError: A name is missing or unknown, or the backbone's name has another mixer.
     """
-    if isinstance(typed, Sequence) and not isinstance(typed, str):
-        if named is not None:
+    if isinstance(choices, Sequence) and not isinstance(choices, str):
+        if usual_mixer is not None:
             raise ValueError(
-                f"{host}_{named} already has {named} as {kind} mixer; type backbone={host} to use "
-                f"a list of {kind} mixers"
+                f"{host}_{usual_mixer} already has {usual_mixer} as {kind} mixer; type "
+                f"backbone={host} to use a list of {kind} mixers"
             )
-        if not typed:
+        if not choices:
             raise ValueError(f"backbone.{GROUPS[kind]} is an empty list; name a mixer per stage")
-        return tuple(_read_one(kind, item, None, host) for item in typed)
-    return _read_one(kind, typed, named, host)
+        return tuple(_read_one(kind, item, None, host) for item in choices)
+    return _read_one(kind, choices, usual_mixer, host)
 
 
 def names_of(choices: Choice | tuple[Choice, ...]) -> list[str | None]:
@@ -64,13 +64,13 @@ def names_of(choices: Choice | tuple[Choice, ...]) -> list[str | None]:
     return list(dict.fromkeys(choice.name for choice in several))
 
 
-def _read_one(kind: Kind, typed: Any, named: str | None, host: str) -> Choice:
-    if typed is not None and not isinstance(typed, str | Mapping):
+def _read_one(kind: Kind, choice: Any, usual_mixer: str | None, host: str) -> Choice:
+    if choice is not None and not isinstance(choice, str | Mapping):
         raise ValueError(
             f"backbone.{GROUPS[kind]} takes names, options such as {{name: afbo, g2: 6}} and null "
-            f"for the host's own; got {typed!r}"
+            f"for the host's own; got {choice!r}"
         )
-    options = {"name": typed} if isinstance(typed, str) else dict(typed or {})
+    options = {"name": choice} if isinstance(choice, str) else dict(choice or {})
     if options.pop("match", None) is not None:
         raise ValueError(
             f"backbone.{GROUPS[kind]}.match is solved before a network is built, for one mixer in "
@@ -80,13 +80,13 @@ def _read_one(kind: Kind, typed: Any, named: str | None, host: str) -> Choice:
     if kind == "token" and name is not None and not options:
         if name == find_host(host).own_token_mixer:
             return Choice(None)
-    if name is not None and named is not None and name != named:
+    if name is not None and usual_mixer is not None and name != usual_mixer:
         raise ValueError(
-            f"{host}_{named} already has {named} as {kind} mixer; type backbone={host} to "
-            f"use {name} instead"
+            f"{host}_{usual_mixer} already has {usual_mixer} as {kind} mixer; type "
+            f"backbone={host} to use {name} instead"
         )
-    name = named if name is None else find_mixer(name, kind).name
-    if name is None and kind == "token" and (options or typed is not None):
+    name = usual_mixer if name is None else find_mixer(name, kind).name
+    if name is None and kind == "token" and (options or choice is not None):
         raise ValueError(
             f"token_mixer needs a name, one of {listed(list_mixers('token'))}; got {options}"
         )

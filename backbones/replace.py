@@ -9,13 +9,13 @@ from torch import nn
 M = TypeVar("M", bound=nn.Module)
 
 
-def replace(parent: nn.Module, name: str, new: nn.Module) -> None:
+def replace(parent: nn.Module, name: str, replacement: nn.Module) -> None:
     """Put a module in the place of one below ``parent``; the order of state-dict keys stays.
 
     Args:
         parent: Contains the module to replace.
         name: Its name below ``parent``, such as ``blocks.0.mlp``.
-        new: Takes its place.
+        replacement: Takes its place.
 
     Raises:
         AttributeError: ``parent`` lacks a module of this name.
@@ -23,7 +23,7 @@ def replace(parent: nn.Module, name: str, new: nn.Module) -> None:
     path, _, child = name.rpartition(".")
     holder = parent.get_submodule(path)
     holder.get_submodule(child)
-    setattr(holder, child, new)
+    setattr(holder, child, replacement)
 
 
 def share_state(module: nn.Module, kind: type[M]) -> M:

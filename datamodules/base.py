@@ -290,7 +290,7 @@ class BaseDataModule(LightningDataModule):
             len(dataset),
             self.seed,
             repeats=self.repeated_augmentation,
-            fixed=self.fixed_order,
+            is_fixed=self.fixed_order,
             rank=rank,
             world_size=world_size,
         )

@@ -221,18 +221,20 @@ class Generator(Remembering, nn.Module):
         return losses
 
     def _diffusion_errors(
-        self, output: Tensor, clean: Tensor, noise: Tensor, kept: Tensor
+        self, output: Tensor, clean: Tensor, noise: Tensor, signal_share: Tensor
     ) -> Tensor:
         """Return the mean squared error of each input (B,)."""
-        target = noise if self.prediction == "noise" else velocity(clean, noise, kept)
+        target = noise if self.prediction == "noise" else velocity(clean, noise, signal_share)
         return (output[:, : clean.shape[1]] - target).square().flatten(1).mean(1)
 
-    def _noise(self, x: Tensor, output: Tensor, kept: Tensor) -> Tensor:
+    def _noise(self, x: Tensor, output: Tensor, signal_share: Tensor) -> Tensor:
         """Return the output with noise in the place of a velocity."""
         if self.prediction == "noise":
             return output
         channels = x.shape[1]
-        return torch.cat([noise_of(x, output[:, :channels], kept), output[:, channels:]], dim=1)
+        return torch.cat(
+            [noise_of(x, output[:, :channels], signal_share), output[:, channels:]], dim=1
+        )
 
     def _flow_errors(self, clean: Tensor, noise: Tensor, times: Tensor, labels: Tensor) -> Tensor:
         share = per_input(times, clean)

@@ -100,10 +100,10 @@ class LabelLoss:
         if class_weights is not None and not isinstance(class_weights, str):
             self.weights = torch.tensor([float(weight) for weight in class_weights])
 
-    def _check(self, given: dict[str, Any]) -> None:
+    def _check(self, options: dict[str, Any]) -> None:
         """Refuse options that the loss lacks or that are out of range."""
         valid_options = self.takes[self.multi_label, self.name]
-        for option, value in given.items():
+        for option, value in options.items():
             if value is None:
                 continue
             if option not in valid_options:

@@ -201,9 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command("benchmark.py", text, run_benchmark, arguments, needs_arguments=True)
 
 
-def run_benchmark(typed: Sequence[str]) -> None:
+def run_benchmark(command: Sequence[str]) -> None:
     """Time what the arguments ask for and print the table."""
-    kind, *arguments = typed
+    kind, *arguments = command
     if kind not in DEFAULTS:
         raise ValueError(f"the first argument must be one of {', '.join(DEFAULTS)}; see --help")
     words, option_words = split_backbone_options(arguments)
@@ -292,7 +292,7 @@ def select_backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> 
     return [[baseline, *again, *networks]]
 
 
-def _match_names(text: str, valid_names: Sequence[str], what: str) -> list[str]:
+def _match_names(text: str, valid_names: Sequence[str], kind: str) -> list[str]:
     """List the known names that comma-separated names and patterns match."""
     from backbones.options import unknown
 
@@ -300,7 +300,7 @@ def _match_names(text: str, valid_names: Sequence[str], what: str) -> list[str]:
     for item in text.split(","):
         matches = fnmatch.filter(valid_names, item)
         if not matches:
-            raise ValueError(unknown(what, item, valid_names))
+            raise ValueError(unknown(kind, item, valid_names))
         names += matches
     return list(dict.fromkeys(names))
 

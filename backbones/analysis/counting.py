@@ -305,13 +305,13 @@ class _Counter(TorchDispatchMode):
             return "the model"
         return f"{self.names.get(self.last) or 'the model'} ({class_name(self.last)})"
 
-    def _enter_module(self, module: nn.Module, given: object) -> None:
+    def _enter_module(self, module: nn.Module, inputs: object) -> None:
         if module not in self.names:  # within a function
             for name, part in module.named_modules():
                 self.names.setdefault(part, name)
         self.running.append(module)
 
-    def _leave_module(self, module: nn.Module, given: object, out: object) -> None:
+    def _leave_module(self, module: nn.Module, inputs: object, out: object) -> None:
         self.running.pop()
 
 
@@ -337,8 +337,8 @@ class _ElementCounter(_Counter):
         elif operator in PRODUCTS | MEANS and out.is_floating_point():
             self.macs += out.numel()
 
-    def _leave_module(self, module: nn.Module, given: object, out: object) -> None:
-        super()._leave_module(module, given, out)
+    def _leave_module(self, module: nn.Module, inputs: object, out: object) -> None:
+        super()._leave_module(module, inputs, out)
         if isinstance(module, AvgPool2d) and isinstance(out, Tensor):
             self.macs += out.numel()
 

@@ -101,18 +101,18 @@ def solve_match(
     return options
 
 
-def _entries(typed: Any) -> list[Any]:
+def _entries(entry: Any) -> list[Any]:
     """Return the mixers in ``mixer=`` or ``token_mixer=``, one or one per stage or block."""
-    return list(typed) if isinstance(typed, list | tuple) else [typed]
+    return list(entry) if isinstance(entry, list | tuple) else [entry]
 
 
-def _without_match(typed: Any) -> Any:
+def _without_match(choices: Any) -> Any:
     """Return ``mixer=`` or ``token_mixer=`` without the keys ``match``."""
-    if isinstance(typed, list | tuple):
-        return [_without_match(entry) for entry in typed]
-    if not isinstance(typed, Mapping):
-        return typed
-    return {key: value for key, value in typed.items() if key != "match"}
+    if isinstance(choices, list | tuple):
+        return [_without_match(entry) for entry in choices]
+    if not isinstance(choices, Mapping):
+        return choices
+    return {key: value for key, value in choices.items() if key != "match"}
 
 
 def _solve(
@@ -181,8 +181,8 @@ def _is_plain(mixer: Mapping[str, Any], host: str) -> bool:
     return all(key in usual and value in (None, usual[key]) for key, value in mixer.items())
 
 
-def _options_of(typed: Any) -> dict[str, Any]:
-    return {"name": typed} if isinstance(typed, str) else dict(typed or {})
+def _options_of(entry: Any) -> dict[str, Any]:
+    return {"name": entry} if isinstance(entry, str) else dict(entry or {})
 
 
 def _widths(

@@ -23,12 +23,12 @@ def split_adapters(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
 
 
 def merge(
-    plain: Mapping[str, Tensor], adapters: Mapping[str, Tensor], record: Mapping[str, Any]
+    weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], record: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Return the plain layers with the adapters' products added.
 
     Args:
-        plain: Weights of the layers by their plain names.
+        weights: Weights of the layers by their plain names.
         adapters: Weights of the adapters.
         record: Options that the file's network was built with, with those of its adapters.
 
@@ -36,7 +36,7 @@ def merge(
         ValueError: The record lacks the scale.
     """
     if not adapters:
-        return dict(plain)
+        return dict(weights)
     options = record.get("lora")
     if not options:
         raise ValueError(
@@ -44,11 +44,11 @@ def merge(
             "this project wrote"
         )
     scale = (options.get("alpha") or options["rank"]) / options["rank"]
-    merged = dict(plain)
+    merged = dict(weights)
     for key, low in adapters.items():
         if key.endswith(LOW):
             name = key.removesuffix(LOW)
-            high, weight = adapters[f"{name}{HIGH}"], plain[f"{name}.weight"]
+            high, weight = adapters[f"{name}{HIGH}"], weights[f"{name}.weight"]
             product = high.flatten(1).double() @ low.flatten(1).double()
             adapted = weight.double() + scale * product.reshape(weight.shape)
             merged[f"{name}.weight"] = adapted.to(weight.dtype)
@@ -56,12 +56,12 @@ def merge(
 
 
 def to_adapted(
-    plain: Mapping[str, Tensor], adapters: Mapping[str, Tensor], adapted: Collection[str]
+    weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], adapted: Collection[str]
 ) -> dict[str, Tensor]:
     """Return tensors under the names of a network whose layers ``adapted`` have adapters."""
     layers = set(adapted)
     renamed = {}
-    for key, value in plain.items():
+    for key, value in weights.items():
         name, _, last = key.rpartition(".")
         renamed[f"{name}{BASE}{last}" if name in layers else key] = value
     return {**renamed, **adapters}

@@ -282,7 +282,7 @@ def _at_own_size(
 
 def _are_of_one_size(
     backbone: Backbone,
-    given: Mapping[str, Tensor],
+    file_state: Mapping[str, Tensor],
     weights: Collection[str],
     grids: Mapping[str, tuple[int, int]],
 ) -> bool:
@@ -292,16 +292,16 @@ def _are_of_one_size(
 
     Args:
         backbone: With its own tensors.
-        given: Tensors of a file, by the backbone's names.
+        file_state: Tensors of a file, by the backbone's names.
         weights: Names of the backbone's parameters and buffers; other entries are map sizes.
         grids: Map sizes of the mixers by the file's record.
     """
     state = backbone.state_dict()
-    if any(state[key].shape != given[key].shape for key in state.keys() & weights):
+    if any(state[key].shape != file_state[key].shape for key in state.keys() & weights):
         return False
     stated = [
         {key: value.tolist() for key, value in tensors.items() if key not in weights}
-        for tensors in (state, given)
+        for tensors in (state, file_state)
     ]
     mixers = {name: part for name, part in backbone.named_modules() if isinstance(part, Mixer)}
     return stated[0] == stated[1] and all(
@@ -330,12 +330,12 @@ def refuse_other_model(model: nn.Module, tensors: Mapping[str, Tensor], source: 
     _refuse_others(model, _without_task(tensors), source)
 
 
-def _refuse_others(model: nn.Module, given: Mapping[str, Tensor], source: str) -> None:
+def _refuse_others(model: nn.Module, file_state: Mapping[str, Tensor], source: str) -> None:
     state = model.state_dict()
-    used = {key: value for key, value in given.items() if key in state}
+    used = {key: value for key, value in file_state.items() if key in state}
     missing, surplus = (
         (key for key in state if key not in used),
-        (k for k in given if k not in used),
+        (k for k in file_state if k not in used),
     )
     wrong = _differences(state, used, missing, surplus)
     if wrong:
@@ -391,7 +391,7 @@ def _matched(conversion: Conversion) -> Match:
 
 
 def _differences(
-    own: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
     used: Mapping[str, Tensor],
     missing: Iterable[str],
     surplus: Iterable[str],
@@ -399,7 +399,7 @@ def _differences(
     """Describe the keys in which a network and a file must not differ.
 
     Args:
-        own: Tensors of the network.
+        state: Tensors of the network.
         used: Tensors of the file that the network has as well.
         missing: Keys missing from the file.
         surplus: Keys missing from the network.
@@ -407,14 +407,14 @@ def _differences(
     wrong = [f"missing {key}" for key in missing]
     wrong += [f"unexpected {key}" for key in surplus]
     wrong += [
-        f"{key}: {tuple(value.shape)} instead of {tuple(own[key].shape)}"
+        f"{key}: {tuple(value.shape)} instead of {tuple(state[key].shape)}"
         for key, value in used.items()
-        if own[key].shape != value.shape
+        if state[key].shape != value.shape
     ]
     wrong += [
-        f"{key}: {value.dtype} instead of {own[key].dtype}"
+        f"{key}: {value.dtype} instead of {state[key].dtype}"
         for key, value in used.items()
-        if own[key].is_floating_point() and not value.is_floating_point()
+        if state[key].is_floating_point() and not value.is_floating_point()
     ]
     return wrong
 
@@ -466,27 +466,27 @@ def _absent_and_related(
     return tuple(absent), tuple(related)
 
 
-def _is_replaced(mixer: Mixer, given: Mapping[str, Tensor], dead: Collection[str]) -> bool:
+def _is_replaced(mixer: Mixer, file_state: Mapping[str, Tensor], dead: Collection[str]) -> bool:
     """Return True if a file has the host's own module at a mixer, without dead tensors."""
     mixer_shapes = {key: value.shape for key, value in mixer.state_dict().items()}
-    shapes = {key: value.shape for key, value in given.items()}
+    shapes = {key: value.shape for key, value in file_state.items()}
     replaced = {key: shape for key, shape in (mixer.replaced or {}).items() if key not in dead}
     return shapes == replaced and shapes != mixer_shapes
 
 
-def _is_own_module(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
+def _is_own_module(mixer: Mixer, file_state: Mapping[str, Tensor]) -> bool:
     """Return True if a file has the module that a mixer replaced."""
-    return {key: value.shape for key, value in given.items()} == mixer.replaced
+    return {key: value.shape for key, value in file_state.items()} == mixer.replaced
 
 
-def _is_absent(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
+def _is_absent(mixer: Mixer, file_state: Mapping[str, Tensor]) -> bool:
     """Return True if a file has another module at a mixer, such as the host's FFN.
 
     Half of a mixer is an error. Names alone are insufficient, since a mixer may use the FFN's names
     (fc1, fc2) at other widths.
     """
     mixer_shapes = {key: value.shape for key, value in mixer.state_dict().items()}
-    shapes = {key: value.shape for key, value in given.items()}
+    shapes = {key: value.shape for key, value in file_state.items()}
     return shapes.keys().isdisjoint(mixer_shapes) or (
         shapes == mixer.replaced and shapes != mixer_shapes
     )
@@ -525,7 +525,7 @@ def _warn_of_equations(
 
 def _warn_of_more_than_mixers(
     report: LoadReport,
-    own: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
     absent: tuple[str, ...],
     related: tuple[str, ...],
 ) -> None:
@@ -539,8 +539,8 @@ def _warn_of_more_than_mixers(
         if not (key.startswith(absent) or key.endswith(BATCH_COUNTER))
     ]
     unused = [key for key in report.skipped if key.startswith(related)]
-    total = sum(value.numel() for value in own.values())
-    share = 1 - sum(own[key].numel() for key in report.initialised) / total
+    total = sum(value.numel() for value in state.values())
+    share = 1 - sum(state[key].numel() for key in report.initialised) / total
     if not missing and not unused and share > FEW:
         return
     parts = [

@@ -92,10 +92,10 @@ def describe_change(
 
 
 def describe_answers(
-    path: str, theirs: Mapping[str, list[float]], ours: Mapping[str, list[float]]
+    path: str, file_answers: Mapping[str, list[float]], ours: Mapping[str, list[float]]
 ) -> str | None:
     """Describe the first difference of a checkpoint's answers from ours, with changed files."""
-    name = first_change({key: theirs[key] for key in theirs if key != START}, ours)
+    name = first_change({key: file_answers[key] for key in file_answers if key != START}, ours)
     if name is None:
         return None
     folder = Path(path).absolute().parent.parent / SOURCE
@@ -123,8 +123,8 @@ def _changed_files(folder: Path) -> Iterator[str]:
             yield f"{name}: {_first_lines(*lines)}"
 
 
-def _first_lines(old: list[str], new: list[str]) -> str:
-    differences = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
+def _first_lines(before: list[str], after: list[str]) -> str:
+    differences = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
     was, now = (
         next((line[1:].strip() for line in differences if line[0] == sign), "")[:LONGEST]
         for sign in "-+"

@@ -29,28 +29,30 @@ def plain_value(value: Any) -> Any:
 
 
 def first_change(
-    theirs: Mapping[str, Sequence[float]], ours: Mapping[str, Sequence[float]]
+    file_answers: Mapping[str, Sequence[float]], ours: Mapping[str, Sequence[float]]
 ) -> str | None:
     """Return the first part of a network whose answers differ in two fingerprints, if any."""
-    for name in theirs:
+    for name in file_answers:
         if name in ours:
-            scale = TOLERANCE * max(theirs[name][0], ours[name][0])
-            if any(abs(a - b) > scale for a, b in zip(theirs[name], ours[name], strict=True)):
+            scale = TOLERANCE * max(file_answers[name][0], ours[name][0])
+            if any(abs(a - b) > scale for a, b in zip(file_answers[name], ours[name], strict=True)):
                 return name
     return None
 
 
-def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], moved: set[str]) -> list[str]:
+def differences(
+    file_record: Mapping[str, Any], ours: Mapping[str, Any], moved: set[str]
+) -> list[str]:
     """Describe the differences between the equations of two records.
 
     Args:
-        theirs: Record of the checkpoint.
+        file_record: Record of the checkpoint.
         ours: Record of the network.
         moved: Kinds of mixers ("mixer", "token_mixer") that take weights of the checkpoint.
     """
     lines = []
     for kind, noun in KINDS.items():
-        file_mixer, network_mixer = (record.get(kind) for record in (theirs, ours))
+        file_mixer, network_mixer = (record.get(kind) for record in (file_record, ours))
         if kind in moved and isinstance(file_mixer, Mapping) and isinstance(network_mixer, Mapping):
             lines += _mixer_changed(f"backbone.{kind}.", noun, file_mixer, network_mixer)
         elif kind in moved and file_mixer and network_mixer:
@@ -63,7 +65,7 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], moved: set[s
                 for text in _mixer_changed(f"backbone.{kind}.", noun, first or {}, second or {})
             ]
     return lines + _option_changes(
-        "backbone.", theirs.get("options") or {}, ours.get("options") or {}
+        "backbone.", file_record.get("options") or {}, ours.get("options") or {}
     )
 
 
@@ -73,17 +75,19 @@ def _entries(mixers: Any, like: Any) -> list[Any]:
 
 
 def _mixer_changed(
-    group: str, noun: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
+    group: str, noun: str, file_record: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> list[str]:
-    file_options, network_options = dict(theirs), dict(ours)
+    file_options, network_options = dict(file_record), dict(ours)
     first, second = file_options.pop("name", None), network_options.pop("name", None)
     lines = [f"{noun} {second} instead of {first}"] if first != second else []
     return lines + _option_changes(group, file_options, network_options)
 
 
-def _option_changes(group: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+def _option_changes(
+    group: str, file_record: Mapping[str, Any], ours: Mapping[str, Any]
+) -> list[str]:
     return [
-        f"{group}{key}={value} instead of {theirs[key]}"
+        f"{group}{key}={value} instead of {file_record[key]}"
         for key, value in ours.items()
-        if key in theirs and key not in IDLE and theirs[key] != value
+        if key in file_record and key not in IDLE and file_record[key] != value
     ]

@@ -47,35 +47,35 @@ class FastModule(nn.Module, ABC):
         if issubclass(first, FastModule):
             _FORMS.update(dict.fromkeys(plain_bases, cls))
 
-    def forward(self, x: Any = None, *rest: Any, **named: Any) -> Any:
+    def forward(self, x: Any = None, *rest: Any, **options: Any) -> Any:
         """Compute by the fast form if it serves this call, otherwise by the plain one."""
         if x is None:  # the input has a name that only the plain form knows
-            return super().forward(*rest, **named)
-        if self.is_fast(x, *rest, **named):
-            return self.compute(x, *rest, **named)
-        return super().forward(x, *rest, **named)
+            return super().forward(*rest, **options)
+        if self.is_fast(x, *rest, **options):
+            return self.compute(x, *rest, **options)
+        return super().forward(x, *rest, **options)
 
     @classmethod
     def may_serve(cls, module: Any) -> bool:
         """Return True if the options of a plain module allow the fast form; others stay plain."""
         return True
 
-    def is_fast(self, x: Tensor, *rest: Any, **named: Any) -> bool:
+    def is_fast(self, x: Tensor, *rest: Any, **options: Any) -> bool:
         """Return True if ``forward`` computes this call by the fast form: the one test per call."""
         if torch.compiler.is_compiling():
-            return self.is_traceable and not is_exporting() and self.serves(x, *rest, **named)
+            return self.is_traceable and not is_exporting() and self.serves(x, *rest, **options)
         return (
             not needs_plain(self, x)
             and (not self.needs_operators or operators_serve(x))
-            and self.serves(x, *rest, **named)
+            and self.serves(x, *rest, **options)
         )
 
-    def serves(self, *given: Any, **named: Any) -> bool:
+    def serves(self, *inputs: Any, **options: Any) -> bool:
         """Return True if ``compute`` covers the module's options and this input."""
         return True
 
     @abstractmethod
-    def compute(self, *given: Any, **named: Any) -> Any:
+    def compute(self, *inputs: Any, **options: Any) -> Any:
         """Return what the plain class's forward returns, to rounding."""
 
     def _get_name(self) -> str:
@@ -176,14 +176,14 @@ def _find_form(module: nn.Module) -> type[FastModule] | None:
 
 
 def _convert(
-    module: Any, class_of: Callable[[nn.Module], Any], done: dict[nn.Module, nn.Module]
+    module: Any, class_of: Callable[[nn.Module], Any], copies: dict[nn.Module, nn.Module]
 ) -> Any:
     """Convert a module and its parts; a part in several places stays one object."""
-    if module in done:
-        return done[module]
+    if module in copies:
+        return copies[module]
     kind = class_of(module)
-    done[module] = module if kind is None else share_state(module, kind)
+    copies[module] = module if kind is None else share_state(module, kind)
     for name, part in module._modules.items():
-        if part is not None and (converted := _convert(part, class_of, done)) is not part:
+        if part is not None and (converted := _convert(part, class_of, copies)) is not part:
             module._modules[name] = converted
-    return done[module]
+    return copies[module]

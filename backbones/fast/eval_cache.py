@@ -51,8 +51,8 @@ class EvalCache:
         return EvalCache, ()
 
 
-def _are_equal(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+def _are_equal(copies: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
     return all(
         a.dtype == b.dtype and a.device == b.device and a.shape == b.shape and torch.equal(a, b)
-        for a, b in zip(kept, now, strict=True)
+        for a, b in zip(copies, now, strict=True)
     )

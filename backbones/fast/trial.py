@@ -46,7 +46,7 @@ class Difference(NamedTuple):
 @torch.enable_grad()
 def compare(
     form: Callable[..., Tensor],
-    plain: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
     inputs: Mapping[str, Tensor],
     device: torch.device,
     dtype: torch.dtype,
@@ -55,7 +55,7 @@ def compare(
 
     Args:
         form: What is tried, in ``dtype``.
-        plain: The same equation, in float64.
+        reference: The same equation, in float64.
         inputs: Arguments of both with their names.
         device: Where both compute.
         dtype: A floating type.
@@ -64,7 +64,7 @@ def compare(
         [x.to(device, dtype).to(kind).requires_grad_() for x in inputs.values()]
         for kind in (dtype, torch.float64)
     )
-    computed_result, expected_result = form(*computed), plain(*expected)
+    computed_result, expected_result = form(*computed), reference(*expected)
     weights = torch.linspace(-1, 1, expected_result.numel(), device=device, dtype=dtype).view_as(
         expected_result
     )

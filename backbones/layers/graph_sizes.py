@@ -25,9 +25,9 @@ def is_any_size(size: Sequence[int]) -> bool:
     return any(isinstance(side, torch.SymInt) for side in size) and is_exporting()
 
 
-def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
+def same_size(size: Sequence[int], second_size: Sequence[int]) -> bool:
     """Return True if two sizes are equal, False if either is any size."""
-    return not is_any_size(size) and tuple(size) == tuple(other)
+    return not is_any_size(size) and tuple(size) == tuple(second_size)
 
 
 def crop(x: Tensor, height: int, width: int, rows: int = 2) -> Tensor:

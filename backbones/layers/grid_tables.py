@@ -55,45 +55,45 @@ def fits(shape: Sequence[int], axes: str, grid: Grid) -> bool:
     )
 
 
-def grid_of(shape: Sequence[int], axes: str, likely: Grid | None = None) -> Grid:
+def grid_of(shape: Sequence[int], axes: str, guess: Grid | None = None) -> Grid:
     """Find a map size that a table belongs to: the likely one, else a square, else any.
 
     Raises:
         ValueError: Every size differs from the table's.
     """
-    for grid in [*([likely] if likely else ()), *_candidates([shape])]:
-        if fits(shape, axes, grid) and (grid == likely or _is_known(grid, [axes])):
+    for grid in [*([guess] if guess else ()), *_candidates([shape])]:
+        if fits(shape, axes, grid) and (grid == guess or _is_known(grid, [axes])):
             return grid
     raise ValueError(
         f"a table of shape {tuple(shape)} does not fit the axes {axes!r}; correct grid_axes"
     )
 
 
-def resize_table(table: Tensor, axes: str, old: Grid, new: Grid) -> Tensor:
+def resize_table(table: Tensor, axes: str, source: Grid, target: Grid) -> Tensor:
     """Bring a table from one map size to another.
 
     Args:
-        table: Of the map size ``old``.
+        table: Of the map size ``source``.
         axes: One word per axis, see above.
-        old: (H, W) that it belongs to.
-        new: (H, W) that it is brought to.
+        source: (H, W) that it belongs to.
+        target: (H, W) that it is brought to.
     """
-    if same_size(new, old):
+    if same_size(target, source):
         return table
     words = axes.split()
     precise = table if table.dtype == torch.float64 else table.float()
     for axis in reversed(range(len(words))):
-        before = sides(words[axis], old)
+        before = sides(words[axis], source)
         if len(before) > 1:
             precise = precise.unflatten(axis, before)
         if before and words[axis].islower():
-            precise = precise * (math.prod(before) / math.prod(sides(words[axis], new)))
-    sizes = [size for word in words for size in sides(word, new) or (0,)]
+            precise = precise * (math.prod(before) / math.prod(sides(words[axis], target)))
+    sizes = [size for word in words for size in sides(word, target) or (0,)]
     targets = [(axis, size) for axis, size in enumerate(sizes) if size]
     for index in range(0, len(targets), 2):
         precise = _interpolate(precise, targets[index : index + 2], "F" in axes.upper().split())
     for axis, word in enumerate(words):
-        if len(sides(word, new)) > 1:
+        if len(sides(word, target)) > 1:
             precise = precise.flatten(axis, axis + 1)
     return precise.to(table.dtype).contiguous()
 
@@ -170,13 +170,13 @@ def _is_known(grid: Grid, tables: Iterable[str]) -> bool:
 
 
 def _axes_between(
-    own: Sequence[int], theirs: Sequence[int], grid: Grid, source: Grid, reads: bool
+    table_shape: Sequence[int], second_shape: Sequence[int], grid: Grid, source: Grid, reads: bool
 ) -> str | None:
     """Return the axes of an undeclared table; a second one of a kind is summed over."""
-    if len(own) != len(theirs):
+    if len(table_shape) != len(second_shape):
         return None
     words: list[str] = []
-    for axis, (size, file_size) in enumerate(zip(own, theirs, strict=True)):
+    for axis, (size, file_size) in enumerate(zip(table_shape, second_shape, strict=True)):
         if size == file_size:
             words.append(f"axis{axis}")
             continue

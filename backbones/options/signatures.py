@@ -30,12 +30,12 @@ def built_class(build: Callable[..., Any], base: type[T]) -> type[T]:
     return result if inspect.isclass(result) and issubclass(result, base) else base
 
 
-def check_builder(build: Callable[..., Any], what: str, filled: Collection[str] = ()) -> None:
+def check_builder(build: Callable[..., Any], label: str, filled: Collection[str] = ()) -> None:
     """Check that all options of a builder have defaults that can be typed in a command.
 
     Args:
         build: Function of one argument and, by name, the options.
-        what: Name of the builder in messages.
+        label: Name of the builder in messages.
         filled: Keyword-only parameters that the caller sets.
 
     Raises:
@@ -45,17 +45,17 @@ def check_builder(build: Callable[..., Any], what: str, filled: Collection[str] 
     by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if by_position[1:]:
         raise ValueError(
-            f"{what} takes {by_position[1]} by position; options are keyword-only: write "
+            f"{label} takes {by_position[1]} by position; options are keyword-only: write "
             f"({by_position[0]}, *, {', '.join(by_position[1:])}, ...)"
         )
     for name, default in keywords(build).items():
         if name in filled:
             continue
         if default is inspect.Parameter.empty:
-            raise ValueError(f"option {name} of {what} needs a default; add one")
+            raise ValueError(f"option {name} of {label} needs a default; add one")
         if not _is_plain(default):
             raise ValueError(
-                f"{what} has the default {name}={default!r}, which cannot be typed; use a number, "
+                f"{label} has the default {name}={default!r}, which cannot be typed; use a number, "
                 "a text, true or false, null, or a list of these"
             )
 

@@ -39,28 +39,28 @@ def shortened(name: str) -> str:
     return name if len(name) <= NAMED else f"{name[:half]}...{name[-half:]}"
 
 
-def unknown(what: str, name: str, known: Collection[str], summary: str = "") -> str:
+def unknown(kind: str, name: str, valid_names: Collection[str], summary: str = "") -> str:
     """Return the message for an unknown name, with similar names or all known ones.
 
     Args:
-        what: Kind of thing, such as "mixer".
+        kind: Kind of thing, such as "mixer".
         name: The name.
-        known: All known names.
+        valid_names: All known names.
         summary: Text instead of the list of known names.
     """
-    by_lower = {entry.lower(): entry for entry in known}
+    by_lower = {entry.lower(): entry for entry in valid_names}
     matches = difflib.get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.5)
     near = [by_lower[match] for match in matches]
     if near and near[0].lower() == name.lower():
         near = near[:1]
-    summary = summary or f"{listed(known) or 'none'}."
+    summary = summary or f"{listed(valid_names) or 'none'}."
     hint = f"did you mean {' or '.join(map(shortened, near))}?" if near else f"known: {summary}"
-    return f"there is no {what} called {shortened(name)!r}; {hint}"
+    return f"there is no {kind} called {shortened(name)!r}; {hint}"
 
 
 def unknown_backbone(
     name: str,
-    known: Mapping[str, bool],
+    valid_names: Mapping[str, bool],
     hosts: Collection[str],
     mixers: Collection[str],
     token_mixers: Collection[str],
@@ -69,7 +69,7 @@ def unknown_backbone(
 
     Args:
         name: The name.
-        known: All known names, True for those that take the option ``token_mixer``.
+        valid_names: All known names, True for those that take the option ``token_mixer``.
         hosts: Names of the hosts.
         mixers: Names of the channel mixers.
         token_mixers: Names of the token mixers, which are typed as an option, not as a suffix.
@@ -83,16 +83,16 @@ def unknown_backbone(
         )
     for mixer in token_mixers:
         base = name.removesuffix(f"_{mixer}")
-        if base != name and base in known:
+        if base != name and base in valid_names:
             remedy = (
                 f"type backbone={base} backbone.token_mixer={mixer}, or in Python "
                 f"create_backbone({base!r}, token_mixer={mixer!r})"
-                if known[base]
+                if valid_names[base]
                 else f"the only token mixer of {base} is already replaced"
             )
             return f"there is no backbone called {name!r}: {mixer} is a token mixer; {remedy}"
     # Limits by which both lists fit into ten lines.
     some, most = listed(hosts, 300), listed(mixers, 200)
     summary = f"{some}; most also as HOST_MIXER with {most}."
-    everywhere = f"list_backbones() and run.py --help backbone have all {len(known)}."
-    return f"{unknown('backbone', name, known, summary)} {everywhere}"
+    everywhere = f"list_backbones() and run.py --help backbone have all {len(valid_names)}."
+    return f"{unknown('backbone', name, valid_names, summary)} {everywhere}"

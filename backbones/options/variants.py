@@ -68,8 +68,8 @@ def variant_of(
     ]
     signature = inspect.Signature(parameters)
 
-    def derive(named: Callable[[], None]) -> Callable[..., T]:
-        @functools.wraps(named)
+    def derive(declaration: Callable[[], None]) -> Callable[..., T]:
+        @functools.wraps(declaration)
         def variant(*args: Any, **options: Any) -> T:
             arguments = signature.bind(*args, **options)
             return build(*arguments.args, **{**defaults, **arguments.kwargs, **fixed})
@@ -79,15 +79,17 @@ def variant_of(
         variant.origin = origin  # type: ignore[attr-defined]
         variant.__annotations__ = {p.name: p.annotation for p in parameters}
         variant.__annotations__["return"] = result
-        variant.__doc__ = _docstring(named, build, gone)
+        variant.__doc__ = _docstring(declaration, build, gone)
         return variant
 
     return derive
 
 
-def _docstring(named: Callable[[], None], build: Callable[..., Any], gone: Collection[str]) -> str:
+def _docstring(
+    declaration: Callable[[], None], build: Callable[..., Any], gone: Collection[str]
+) -> str:
     """Return a variant's docstring with the descriptions of its options."""
-    text, source = inspect.getdoc(named) or "", inspect.getdoc(build) or ""
+    text, source = inspect.getdoc(declaration) or "", inspect.getdoc(build) or ""
     section = re.search(r"^Args:\n((?:[ ]{4}.*\n?)+)", source, re.MULTILINE)
     if section is None:
         return text

@@ -280,7 +280,7 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int
 
 
 def _check_nan(
-    path: Path, annotations: list[Entry], left_out: Collection[int], wanted: Collection[int]
+    path: Path, annotations: list[Entry], left_out: Collection[int], categories: Collection[int]
 ) -> None:
     """Reject NaN in evaluated boxes: pycocotools lets any detection match them."""
     unclear = [
@@ -288,7 +288,7 @@ def _check_nan(
         f"{format_value(entry['bbox'])} and {format_value(entry['area'])}"
         for place, entry in enumerate(annotations)
         if place not in left_out
-        and entry["category_id"] in wanted
+        and entry["category_id"] in categories
         and any(map(math.isnan, [*entry["bbox"], entry["area"]]))
     ]
     refuse(path, {f"has NaN in boxes (correct them, or pass {OPTION})": unclear})

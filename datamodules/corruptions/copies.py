@@ -184,9 +184,9 @@ def _begin(out: Path, how: CopyOptions, folder: Path) -> None:
     file.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 
 
-def _report(progress: Callable[[int, int], None] | None, done: int, total: int) -> None:
+def _report(progress: Callable[[int, int], None] | None, count: int, total: int) -> None:
     if progress is not None:
-        progress(done, total)
+        progress(count, total)
 
 
 def choose_kinds(text: str) -> tuple[str, ...]:

@@ -375,11 +375,11 @@ class CocoDataModule(DenseDataModule):
         )
         return train, val
 
-    def _draw_val(self, whole: Part, title: str, left: str = "") -> tuple[Part, Part]:
-        train, val = divide(whole.content, self.splits, title)
-        notice = draw_notice(len(val["images"]), len(whole.content["images"]), self.splits)
-        log(f"{title}: {notice}{left}")
-        return replace(whole, content=train), replace(whole, content=val)
+    def _draw_val(self, part: Part, title: str, remark: str = "") -> tuple[Part, Part]:
+        train, val = divide(part.content, self.splits, title)
+        notice = draw_notice(len(val["images"]), len(part.content["images"]), self.splits)
+        log(f"{title}: {notice}{remark}")
+        return replace(part, content=train), replace(part, content=val)
 
     def _drop_supercategory(self) -> None:
         """Drop category 0, which Roboflow sets as the parent of all others and leaves unused."""

@@ -317,14 +317,14 @@ class SegmentationDataModule(DenseDataModule):
         return dataset
 
 
-def parse_colours(name: str, given: Sequence[Sequence[int]]) -> tuple[Colour, ...]:
+def parse_colours(name: str, lists: Sequence[Sequence[int]]) -> tuple[Colour, ...]:
     """Return colours from lists of three numbers.
 
     Raises:
         ValueError: An item is not a colour.
     """
     colours: list[Any] = []
-    for place, colour in enumerate(given):
+    for place, colour in enumerate(lists):
         values = () if isinstance(colour, str) else integer_list(f"data.{name}[{place}]", colour)
         valid = len(values) == 3 and all(0 <= value <= 255 for value in values)
         rule = "red, green and blue from 0 to 255, such as [128,0,0]"

@@ -136,32 +136,32 @@ def require_folder(folder: Path, remedy: str) -> None:
         raise FileNotFoundError(f"folder {folder} does not exist; {remedy}")
 
 
-def require_names(missing: Collection[str], what: str, remedy: str) -> None:
+def require_names(missing: Collection[str], noun: str, remedy: str) -> None:
     """Raise ``FileNotFoundError`` naming the first few missing files, if any.
 
     A file that differs from the first missing one only in its ending is named as well.
     """
     if missing:
         raise FileNotFoundError(
-            f"{len(missing)} {what}: {first_few(sorted(missing))}; {remedy}"
+            f"{len(missing)} {noun}: {first_few(sorted(missing))}; {remedy}"
             f"{_other_ending(Path(min(missing)))}"
         )
 
 
-def _other_ending(wanted: Path) -> str:
+def _other_ending(path: Path) -> str:
     """Return the file that exists in place of a missing one, and why it is not used."""
-    if wanted.exists() or not wanted.parent.is_dir():
+    if path.exists() or not path.parent.is_dir():
         return ""
-    stem = wanted.stem.lower()
-    beside = sorted(file.name for file in wanted.parent.iterdir() if file.stem.lower() == stem)
+    stem = path.stem.lower()
+    beside = sorted(file.name for file in path.parent.iterdir() if file.stem.lower() == stem)
     if not beside:
         return ""
-    why = f"the name must be {wanted.name}"
-    if wanted.suffix == ".png" and file_suffix(beside[0]) in LOSSY:
+    why = f"the name must be {path.name}"
+    if path.suffix == ".png" and file_suffix(beside[0]) in LOSSY:
         why = "masks must be PNG, as lossy compression changes labels; export them again"
-    elif wanted.suffix == ".png" and file_suffix(beside[0]) != wanted.suffix:
+    elif path.suffix == ".png" and file_suffix(beside[0]) != path.suffix:
         why = "masks must be PNG; convert them"
-    return f". {wanted.parent / beside[0]} is there, but not used: {why}"
+    return f". {path.parent / beside[0]} is there, but not used: {why}"
 
 
 def find_images(path: str | Path, suffixes: Set[str] = IMAGE_SUFFIXES) -> list[Path]:

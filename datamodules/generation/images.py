@@ -129,7 +129,7 @@ class GenerationDataModule(BaseDataModule):
         """Return the names of the classes."""
         return {"classes": list(self.class_names)}
 
-    def predict_only(self, class_names: Sequence[str], **known: Any) -> None:
+    def predict_only(self, class_names: Sequence[str], **facts: Any) -> None:
         """Serve prediction alone, with the classes of a checkpoint."""
         self.class_names = tuple(class_names)
         super().predict_only()
@@ -247,8 +247,8 @@ class GenerationDataModule(BaseDataModule):
         classes = inputs if isinstance(inputs, list | tuple) else [inputs]
         return self._requests(classes)
 
-    def _requests(self, chosen: Sequence[str | int] | None) -> NamedDataset:
-        labels = range(len(self.class_names)) if chosen is None else map(self._label, chosen)
+    def _requests(self, classes: Sequence[str | int] | None) -> NamedDataset:
+        labels = range(len(self.class_names)) if classes is None else map(self._label, classes)
         requests = Requests(self, list(labels))
         return TolerantDataset(requests, requests.name)
 

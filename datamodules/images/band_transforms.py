@@ -69,56 +69,58 @@ class BoundedResize(transforms.Resize):  # type: ignore[misc]  # torchvision is 
         return resized
 
 
-def train_transform(made: Augmentation, size: int, statistics: Statistics) -> Step:
+def train_transform(augmentation: Augmentation, size: int, statistics: Statistics) -> Step:
     """Return the training transform of bands.
 
     Args:
-        made: One that ``check_bands`` accepts.
+        augmentation: One that ``check_bands`` accepts.
         size: Side of the images.
         statistics: Of the bands.
     """
-    if isinstance(made, PaperAugmentation):
-        return _composed(_paper_steps(made, size), statistics, _paper_erasing(made))
-    assert isinstance(made, LightAugmentation)
-    return _composed(_light_steps(made, size), statistics, _light_erasing(made))
+    if isinstance(augmentation, PaperAugmentation):
+        return _composed(_paper_steps(augmentation, size), statistics, _paper_erasing(augmentation))
+    assert isinstance(augmentation, LightAugmentation)
+    return _composed(_light_steps(augmentation, size), statistics, _light_erasing(augmentation))
 
 
-def eval_transform(made: Augmentation, size: int, statistics: Statistics) -> Step:
+def eval_transform(augmentation: Augmentation, size: int, statistics: Statistics) -> Step:
     """Return the evaluation transform of bands; see ``train_transform``."""
-    if isinstance(made, PaperAugmentation):
-        resize = BoundedResize(int(size / made.crop_pct), _mode(made.interpolation))
+    if isinstance(augmentation, PaperAugmentation):
+        resize = BoundedResize(int(size / augmentation.crop_pct), _mode(augmentation.interpolation))
         return _composed([resize, transforms.CenterCrop(size)], statistics)
     return _composed([_squeeze(size)], statistics)
 
 
-def check_bands(made: Augmentation) -> None:
+def check_bands(augmentation: Augmentation) -> None:
     """Refuse an augmentation of 8-bit RGB, or one with such a policy."""
-    policy = getattr(made, "auto_augment", None)
-    fits = isinstance(made, PaperAugmentation | LightAugmentation) and policy is None
+    policy = getattr(augmentation, "auto_augment", None)
+    fits = isinstance(augmentation, PaperAugmentation | LightAugmentation) and policy is None
     rule = "PaperAugmentation with data.augmentation.auto_augment=null, or LightAugmentation"
-    check_option("augmentation", made, fits, f"{rule}, with data.bands")
+    check_option("augmentation", augmentation, fits, f"{rule}, with data.bands")
 
 
-def _paper_steps(made: PaperAugmentation, size: int) -> list[Step]:
-    scale, ratio = tuple(made.crop_scale), tuple(made.crop_ratio)
-    name = made.train_interpolation or made.interpolation
+def _paper_steps(augmentation: PaperAugmentation, size: int) -> list[Step]:
+    scale, ratio = tuple(augmentation.crop_scale), tuple(augmentation.crop_ratio)
+    name = augmentation.train_interpolation or augmentation.interpolation
     names = ("bilinear", "bicubic") if name == "random" else (name,)
     crops = [transforms.RandomResizedCrop(size, scale, ratio, _mode(kind)) for kind in names]
     steps: list[Step] = [transforms.RandomChoice(crops) if len(crops) > 1 else crops[0]]
-    return [*steps, *_flip(made.flip), *_jitter(made.color_jitter)]
+    return [*steps, *_flip(augmentation.flip), *_jitter(augmentation.color_jitter)]
 
 
-def _light_steps(made: LightAugmentation, size: int) -> list[Step]:
-    margin, scale = round(made.shift * size), (made.scale[0], made.scale[1])
+def _light_steps(augmentation: LightAugmentation, size: int) -> list[Step]:
+    margin, scale = round(augmentation.shift * size), (augmentation.scale[0], augmentation.scale[1])
     steps: list[Step] = [_squeeze(size)]
     if margin:
         steps.append(transforms.Pad(margin, padding_mode="reflect"))
-    if made.degrees or scale != (1, 1):
+    if augmentation.degrees or scale != (1, 1):
         bilinear = InterpolationMode.BILINEAR
-        steps.append(transforms.RandomAffine(made.degrees, scale=scale, interpolation=bilinear))
+        steps.append(
+            transforms.RandomAffine(augmentation.degrees, scale=scale, interpolation=bilinear)
+        )
     if margin:
         steps.append(transforms.RandomCrop(size))
-    return [*steps, *_flip(made.flip), *_jitter(made.color_jitter)]
+    return [*steps, *_flip(augmentation.flip), *_jitter(augmentation.color_jitter)]
 
 
 def _squeeze(size: int) -> Step:
@@ -134,13 +136,17 @@ def _jitter(strength: float) -> list[Step]:
     return [Jitter(strength)] if strength else []
 
 
-def _paper_erasing(made: PaperAugmentation) -> list[Step]:
-    share = made.random_erasing
+def _paper_erasing(augmentation: PaperAugmentation) -> list[Step]:
+    share = augmentation.random_erasing
     return [make_erasing(share, mode="pixel", device="cpu")] if share else []
 
 
-def _light_erasing(made: LightAugmentation) -> list[Step]:
-    return [transforms.RandomErasing(made.random_erasing)] if made.random_erasing else []
+def _light_erasing(augmentation: LightAugmentation) -> list[Step]:
+    return (
+        [transforms.RandomErasing(augmentation.random_erasing)]
+        if augmentation.random_erasing
+        else []
+    )
 
 
 def _composed(steps: list[Step], statistics: Statistics, last: list[Step] | None = None) -> Step:

@@ -67,14 +67,14 @@ class BatchPaper:
         ValueError: It has a step for single images.
     """
 
-    def __init__(self, made: PaperAugmentation, size: int) -> None:
-        self.made, self.size = made, size
-        interpolation = made.train_interpolation or made.interpolation
+    def __init__(self, augmentation: PaperAugmentation, size: int) -> None:
+        self.made, self.size = augmentation, size
+        interpolation = augmentation.train_interpolation or augmentation.interpolation
         rule = (
             "null with data.resident=true, which augments batches: pass "
             "data.augmentation.auto_augment=null, or leave data.resident out"
         )
-        policy = made.auto_augment
+        policy = augmentation.auto_augment
         check_option("augmentation.auto_augment", policy, policy is None, rule)
         rule = f"one of {', '.join(INTERPOLATIONS)} with data.resident=true"
         name, valid = "augmentation.train_interpolation", interpolation in INTERPOLATIONS
@@ -103,9 +103,9 @@ class BatchLight:
         size: Side of the images in pixels.
     """
 
-    def __init__(self, made: LightAugmentation, size: int) -> None:
-        self.made, self.size = made, size
-        self.margin = round(made.shift * size)
+    def __init__(self, augmentation: LightAugmentation, size: int) -> None:
+        self.made, self.size = augmentation, size
+        self.margin = round(augmentation.shift * size)
 
     def stored_side(self, native: int | None) -> int:
         """Return the side of the stored images, which are resized before all other steps."""
@@ -127,37 +127,44 @@ class BatchLight:
         return finished(batch, images, draws, augmentation, MeanRectangle)
 
 
-def batch_augmentation(made: Augmentation, size: int) -> BatchPaper | BatchLight:
+def batch_augmentation(augmentation: Augmentation, size: int) -> BatchPaper | BatchLight:
     """Return the form of an augmentation for batches.
 
     Raises:
         ValueError: The augmentation works on single images only.
     """
-    if isinstance(made, PaperAugmentation):
-        return BatchPaper(made, size)
+    if isinstance(augmentation, PaperAugmentation):
+        return BatchPaper(augmentation, size)
     rule = (
         "PaperAugmentation or LightAugmentation with data.resident=true, as others take single "
         "images; or leave data.resident out"
     )
-    check_option("augmentation", type(made).__name__, isinstance(made, LightAugmentation), rule)
-    return BatchLight(made, size)  # type: ignore[arg-type]
+    check_option(
+        "augmentation",
+        type(augmentation).__name__,
+        isinstance(augmentation, LightAugmentation),
+        rule,
+    )
+    return BatchLight(augmentation, size)  # type: ignore[arg-type]
 
 
 def finished(
     batch: Batch,
     images: Tensor,
     draws: Draws,
-    made: PaperAugmentation | LightAugmentation,
+    augmentation: PaperAugmentation | LightAugmentation,
     rectangle: type[NoiseRectangle | MeanRectangle],
 ) -> Batch:
     """Return the batch with images after changes of colour, and the rectangles to erase."""
-    if made.color_jitter:
-        factors = draws.uniform(max(0.0, 1 - made.color_jitter), 1 + made.color_jitter, 3)
+    if augmentation.color_jitter:
+        factors = draws.uniform(
+            max(0.0, 1 - augmentation.color_jitter), 1 + augmentation.color_jitter, 3
+        )
         order = np.array(ORDERS)[draws.below(len(ORDERS))]
         images = change_colours(images, *tensors(images.device, factors, order))
     batch = {name: values for name, values in batch.items() if name != SIDES} | {"image": images}
-    if made.random_erasing:
-        happens = draws.chance(made.random_erasing)
+    if augmentation.random_erasing:
+        happens = draws.chance(augmentation.random_erasing)
         sides = np.array([images.shape[2:]] * len(images))
         boxes = draw_boxes(draws, sides, rectangle.shares, rectangle.ratios, smaller=True)
         (batch[ERASED],) = tensors(images.device, boxes * happens[:, None])

@@ -162,16 +162,18 @@ class ImageFolderDataModule(ClassificationDataModule):
             )
         return first_of_each(files, share)
 
-    def labelled(self, folder: Path, found: Found, transform: Any) -> SeededDataset:
+    def labelled(self, folder: Path, images_by_class: Found, transform: Any) -> SeededDataset:
         """Return the dataset of all classes' images, given in label order."""
-        names = [image for images in found.values() for image in images]
-        labels = [label for label, images in enumerate(found.values()) for _ in images]
+        names = [image for images in images_by_class.values() for image in images]
+        labels = [label for label, images in enumerate(images_by_class.values()) for _ in images]
         return self.files(folder, names, labels, transform)
 
 
-def first_of_each(found: Found, share: float) -> dict[str, Sequence[str]]:
+def first_of_each(images_by_class: Found, share: float) -> dict[str, Sequence[str]]:
     """Return a share of each class's images, the first by name, at least one."""
-    return {name: images[: math.ceil(share * len(images))] for name, images in found.items()}
+    return {
+        name: images[: math.ceil(share * len(images))] for name, images in images_by_class.items()
+    }
 
 
 def class_folders(folder: Path) -> list[str]:

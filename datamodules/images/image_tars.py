@@ -302,21 +302,21 @@ def _warn_of_gaps(tars: Sequence[Path]) -> None:
         rank_zero_warn(f"{tars[0].parent} lacks shards in its numbering: {first_few(file_names)}")
 
 
-def class_paths(shards: Sequence[Shard], known: Sequence[str] = ()) -> list[str]:
+def class_paths(shards: Sequence[Shard], class_names: Sequence[str] = ()) -> list[str]:
     """Return each image as ``<class>/<file>``, its place in class folders.
 
     A folder around all class folders is dropped.
 
     Args:
         shards: Shards without labels.
-        known: Known classes, which cannot be such a folder.
+        class_names: Known classes, which cannot be such a folder.
 
     Raises:
         ValueError: An image has neither a folder nor a tar file that could be its class.
     """
     parts = [nfc(name).split("/") for name in _names_of(shards)]
     while all(len(part) > 2 for part in parts) and len({part[0] for part in parts}) == 1:
-        if parts[0][0] in known:
+        if parts[0][0] in class_names:
             break
         parts = [part[1:] for part in parts]
     archives = [Path(shard.archive) for shard in shards for _ in shard.names]

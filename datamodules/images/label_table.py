@@ -46,9 +46,9 @@ class LabelTable:
     splits: tuple[str, ...]
     names: tuple[str, ...]
 
-    def rows(self, chosen: Sequence[int]) -> LabelTable:
+    def rows(self, indices: Sequence[int]) -> LabelTable:
         """Return some rows, in the order of the file."""
-        order = sorted(chosen)
+        order = sorted(indices)
         return LabelTable(
             self.source,
             tuple(self.images[index] for index in order),
@@ -283,18 +283,18 @@ def separated_by_spaces(cells: Sequence[str]) -> bool:
     return 2 * len(longer) >= len(labels) and any(words[w] > 1 for label in longer for w in label)
 
 
-def _find_images(path: Path, given: Sequence[str]) -> tuple[str, ...]:
+def _find_images(path: Path, listed_names: Sequence[str]) -> tuple[str, ...]:
     """Return the names on disk of the listed images."""
-    counted = Counter(map(normalise_path, given))
+    counted = Counter(map(normalise_path, listed_names))
     twice = [name for name, count in counted.items() if count > 1]
     on_disk = FolderNames(path.parent)
-    class_names = [on_disk.find(name) for name in given]
-    missing = [name for name, real in zip(given, class_names, strict=True) if real is None]
+    class_names = [on_disk.find(name) for name in listed_names]
+    missing = [name for name, real in zip(listed_names, class_names, strict=True) if real is None]
     faults = {
         f"lists {len(twice)} images more than once (keep one row per image, with all its "
         "labels)": twice,
-        f"lists {len(missing)} of {len(given)} images that {path.parent} lacks (the first column "
-        "must name files relative to that folder)": missing,
+        f"lists {len(missing)} of {len(listed_names)} images that {path.parent} lacks (the first "
+        "column must name files relative to that folder)": missing,
     }
     refuse(path, faults)
     return tuple(normalise_path(str(name)) for name in class_names)

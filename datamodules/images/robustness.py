@@ -90,7 +90,7 @@ class RobustnessDataModule(ClassificationDataModule):
         folders = {name: self.roots.get(name) for name in self.sets}
         root = None if all(folders.values()) else self.folder
         for name in self.sets:
-            place = locate_set(name, root, folders[name], alone=is_alone)
+            place = locate_set(name, root, folders[name], may_be_root=is_alone)
             if place is not None:
                 self.found[name] = find_set(
                     name,

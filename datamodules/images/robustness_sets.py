@@ -90,29 +90,33 @@ def subset_classes(name: str) -> tuple[int, ...]:
     return tuple(sorted(int(line) for line in text.decode().split()))
 
 
-def locate_set(name: str, root: Path | None, given: str | None, *, alone: bool) -> Path | None:
+def locate_set(
+    name: str, root: Path | None, set_folder: str | None, *, may_be_root: bool
+) -> Path | None:
     """Return the folder of a dataset; None if it does not exist.
 
     Args:
         name: Name of the dataset.
-        root: Folder of the dataset if ``alone``, or one that holds several.
-        given: The dataset's own folder, which overrides ``root``.
-        alone: True if ``root`` may be the dataset itself.
+        root: Folder of the dataset if ``may_be_root``, or one that holds several.
+        set_folder: The dataset's own folder, which overrides ``root``.
+        may_be_root: True if ``root`` may be the dataset itself.
 
     Raises:
-        FileNotFoundError: ``given`` does not exist.
+        FileNotFoundError: ``set_folder`` does not exist.
     """
-    if given is not None:
-        folder = Path(given).expanduser()
+    if set_folder is not None:
+        folder = Path(set_folder).expanduser()
         if not folder.is_dir():
-            raise FileNotFoundError(f"data.roots.{name}={given} is not a folder; correct the path")
+            raise FileNotFoundError(
+                f"data.roots.{name}={set_folder} is not a folder; correct the path"
+            )
         return folder
     if root is None:
         return None
     for usual in USUAL[name]:
         if (root / usual).is_dir():
             return root / usual
-    return root if alone else None
+    return root if may_be_root else None
 
 
 def find_set(

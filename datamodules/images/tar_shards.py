@@ -120,9 +120,9 @@ def _read_shard(archive: Path, label_key: str | None) -> Shard:
     return shard
 
 
-def _visible(found: Iterable[Member], skipped: Counter[str]) -> Iterable[Member]:
+def _visible(members: Iterable[Member], skipped: Counter[str]) -> Iterable[Member]:
     """Yield the files that are neither hidden nor WebDataset's own notes."""
-    for member in found:
+    for member in members:
         if META.match(member.name):
             continue
         if any(part.startswith(".") for part in member.name.split("/")):
@@ -175,16 +175,16 @@ def _add_samples(
         )
 
 
-def _means_an_image(parts: Mapping[str, Any], wanted: str) -> bool:
+def _means_an_image(parts: Mapping[str, Any], ending: str) -> bool:
     """Return True if files without an image have a label, and are more than a single .json."""
     ends = {kind.rpartition(".")[2] for kind in parts}
-    return bool(ends & {wanted, LABEL}) and ends != {SIDECAR}
+    return bool(ends & {ending, LABEL}) and ends != {SIDECAR}
 
 
-def _sample_fault(parts: Mapping[str, Any], images: list[str], wanted: str) -> str:
+def _sample_fault(parts: Mapping[str, Any], images: list[str], ending: str) -> str:
     """Return what is wrong with a sample, and what to do."""
     members = first_few(f".{kind}" for kind in parts)
-    dotted = [kind for kind in parts if "." in kind and kind.rpartition(".")[2] == wanted]
+    dotted = [kind for kind in parts if "." in kind and kind.rpartition(".")[2] == ending]
     if dotted:
         return (
             f"it has the members {members}; WebDataset's keys end at the first dot of a file name, "
@@ -194,9 +194,9 @@ def _sample_fault(parts: Mapping[str, Any], images: list[str], wanted: str) -> s
         return f"it has several images ({members}); keep one per sample"
     if not images:
         return f"it lacks an image ({members}); WebDataset needs one per sample, such as .jpg"
-    if wanted in parts:
+    if ending in parts:
         return f"it has several members of one kind ({members}); keep one"
-    if wanted == SIDECAR:
+    if ending == SIDECAR:
         return f"it lacks a .json member for data.label_key ({members})"
     return f"it lacks a .cls member ({members}); write one, or pass data.label_key=<field of .json>"
 

@@ -137,9 +137,9 @@ class MeanRectangle:
         return Prepared(image, {ERASED: torch.tensor(box)})
 
 
-def with_bounded_resize(made: transforms.Compose) -> transforms.Compose:
+def with_bounded_resize(transform: transforms.Compose) -> transforms.Compose:
     """Return timm's evaluation transform with ``BoundedResize`` before its central crop."""
-    first, crop, *rest = made.transforms
+    first, crop, *rest = transform.transforms
     assert type(first) is transforms.Resize
     assert type(crop) is transforms.CenterCrop
     bounded = BoundedResize(first.size, crop.size, first.interpolation)
@@ -271,13 +271,13 @@ class LightAugmentation:
         return transforms.Resize((size, size), interpolation=transforms.InterpolationMode.BICUBIC)
 
 
-def check_augmentation(made: Augmentation) -> None:
+def check_augmentation(augmentation: Augmentation) -> None:
     """Check the values of an augmentation.
 
     Raises:
         ValueError: A value is out of range; the message names the option.
     """
-    values = vars(made)
+    values = vars(augmentation)
     for name in ("flip", "random_erasing"):
         check_share(f"augmentation.{name}", values[name])
     for name, most in (("color_jitter", math.inf), ("degrees", math.inf), ("shift", 0.499)):
@@ -294,19 +294,19 @@ def check_augmentation(made: Augmentation) -> None:
         rule = "three numbers, one per channel, with deviations above 0"
         check_option(f"augmentation.{name}", numbers, valid, rule)
     try:
-        made.train(64), made.eval(64)
+        augmentation.train(64), augmentation.eval(64)
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"data.augmentation={values} cannot be used: {error!r}") from error
 
 
-def with_bytes(made: transforms.Compose, *last: NoiseRectangle) -> transforms.Compose:
+def with_bytes(transform: transforms.Compose, *last: NoiseRectangle) -> transforms.Compose:
     """Return a timm transform that ends in bytes and these steps, without its normalisation."""
     (place,) = (
         place
-        for place, (first, then) in enumerate(itertools.pairwise(made.transforms))
+        for place, (first, then) in enumerate(itertools.pairwise(transform.transforms))
         if isinstance(first, transforms.ToTensor) and isinstance(then, transforms.Normalize)
     )
-    return transforms.Compose([*made.transforms[:place], ToBytes(), *last])
+    return transforms.Compose([*transform.transforms[:place], ToBytes(), *last])
 
 
 def guarded_posterize(image: Image.Image, bits_to_keep: int, **_: object) -> Image.Image:

@@ -31,11 +31,11 @@ def machine_memory() -> int:
     return min(limits)
 
 
-def check_fits_memory(what: str, size: int, remedy: str) -> None:
+def check_fits_memory(label: str, size: int, remedy: str) -> None:
     """Raise an error if something is larger than the machine's memory.
 
     Args:
-        what: Name of it in messages.
+        label: Name of it in messages.
         size: Its size in bytes.
         remedy: Advice at the end of the message.
 
@@ -45,7 +45,7 @@ def check_fits_memory(what: str, size: int, remedy: str) -> None:
     memory = machine_memory()
     if size > memory:
         raise ValueError(
-            f"{what} takes {format_bytes(size)}, but this machine has {format_bytes(memory)} of "
+            f"{label} takes {format_bytes(size)}, but this machine has {format_bytes(memory)} of "
             f"memory; {remedy}"
         )
 

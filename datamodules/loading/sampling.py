@@ -49,11 +49,11 @@ class EpochSampler(Sampler[Key]):
         seed: int = 0,
         *,
         repeats: int = 1,
-        fixed: bool = False,
+        is_fixed: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.length, self.seed, self.repeats, self.fixed = length, seed, repeats, fixed
+        self.length, self.seed, self.repeats, self.fixed = length, seed, repeats, is_fixed
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self._offset = 0

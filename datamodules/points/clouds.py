@@ -65,10 +65,10 @@ class Cloud:
         exact = (self.coord == self.coord.astype(np.float32)).all()
         return float(np.spacing(np.float32(np.abs(self.coord).max()))) if exact else 0.0
 
-    def take(self, chosen: Any) -> Cloud:
+    def take(self, index: Any) -> Cloud:
         """Return some points, by indices or a mask."""
         arrays = (self.coord, self.color, self.normal, self.labels, self.voxels)
-        return Cloud(*(None if array is None else array[chosen] for array in arrays))  # type: ignore[arg-type]
+        return Cloud(*(None if array is None else array[index] for array in arrays))  # type: ignore[arg-type]
 
 
 def read_cloud(path: Path, label: str = "segment") -> Cloud:

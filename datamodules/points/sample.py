@@ -157,7 +157,7 @@ def _place(
     random: np.random.Generator,
     boxes: list[Box],
     room: tuple[float, float],
-    taken: list[tuple[float, float, float, float]],
+    obstacles: list[tuple[float, float, float, float]],
 ) -> list[Box] | None:
     """Turn furniture by quarters and move it to a free place; None if all are taken."""
     for _ in range(random.integers(4)):
@@ -173,8 +173,8 @@ def _place(
             return None
         x, y = random.uniform(0.05, np.array(room) - extent[:2] - 0.05)
         box = (x, y, x + extent[0], y + extent[1])
-        if all(box[0] > b[2] or box[2] < b[0] or box[1] > b[3] or box[3] < b[1] for b in taken):
-            taken.append(box)
+        if all(box[0] > b[2] or box[2] < b[0] or box[1] > b[3] or box[3] < b[1] for b in obstacles):
+            obstacles.append(box)
             shift = np.array([x, y, 0]) - [low[0], low[1], 0]
             return [(tuple(np.array(corner) + shift), size) for corner, size in boxes]
     return None

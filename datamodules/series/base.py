@@ -189,7 +189,7 @@ class SeriesDataModule(BaseDataModule):
 
     def predict_only(
         self, names: Sequence[str], targets: int, mean: Sequence[float], std: Sequence[float],
-        time_format: str = "", step: str = "", **known: Any,
+        time_format: str = "", step: str = "", **facts: Any,
     ) -> None:  # fmt: skip
         """Serve prediction alone, with the variables and the scaling of a checkpoint."""
         self.target_names, self.covariates = tuple(names[:targets]), tuple(names[targets:])

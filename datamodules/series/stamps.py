@@ -63,11 +63,11 @@ class Stamps:
             return np.asarray(days.astype(last.dtype) + clock)
         return self.plain(np.asarray(last + np.arange(1, count + 1) * self.step))
 
-    def texts(self, plain: Times) -> list[str]:
+    def texts(self, times: Times) -> list[str]:
         """Return dates or numbers as the file writes them."""
         if not self.form:
-            return [str(time) for time in plain]
-        dates = plain.astype("datetime64[us]").tolist()
+            return [str(time) for time in times]
+        dates = times.astype("datetime64[us]").tolist()
         return [date.strftime(self.form) for date in dates]
 
     @property

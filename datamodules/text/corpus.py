@@ -130,7 +130,7 @@ class CorpusDataModule(BaseDataModule):
         """Return what is predicted."""
         return {"classes": ["words"]}
 
-    def predict_only(self, **known: Any) -> None:
+    def predict_only(self, **facts: Any) -> None:
         """Serve prediction alone; the tokenizer is that of the options or of the sample set."""
         super().predict_only()
 
@@ -172,7 +172,7 @@ class CorpusDataModule(BaseDataModule):
         lines = given_lines(inputs)
         tokenizer = self.tokenizer()
         rows = [encode_masked(tokenizer, line)[: self.max_tokens - 2] for line in lines]
-        texts = Rows(self, rows, "input", given=lines)
+        texts = Rows(self, rows, "input", content=lines)
         return TolerantDataset(texts, texts.name)
 
     def predicted_texts(self, index: int) -> Example:
@@ -202,9 +202,9 @@ class Rows:
         data: CorpusDataModule,
         rows: Sequence[Sequence[int]],
         source: str,
-        given: Sequence[str] | None = None,
+        content: Sequence[str] | None = None,
     ) -> None:
-        self.rows, self.source, self.given = rows, source, given
+        self.rows, self.source, self.given = rows, source, content
         self.tokenizer, self.share = data.tokenizer(), data.mask_share
 
     def __len__(self) -> int:

@@ -137,21 +137,23 @@ def read_tests(file: Path, kind: GlueSet) -> list[Example]:
     return read_examples(file, replace(kind, columns=columns, header=True), labelled=False)
 
 
-def named_file(given: str | Path) -> Path | None:
+def named_file(path_or_text: str | Path) -> Path | None:
     """Return the file that an input names; None if it is a text.
 
     Raises:
         FileNotFoundError: It looks like the path of a missing file.
     """
-    path = Path(given)
+    path = Path(path_or_text)
     try:
         if path.is_file():
             return path
     except OSError:  # longer than the name of any file
         return None
-    words = str(given).split()
+    words = str(path_or_text).split()
     if len(words) == 1 and (path.suffix in (".txt", ".tsv") or path.is_absolute()):
-        raise FileNotFoundError(f"input={given} is not a file; pass a text, or a file of texts")
+        raise FileNotFoundError(
+            f"input={path_or_text} is not a file; pass a text, or a file of texts"
+        )
     return None
 
 
@@ -298,7 +300,7 @@ class GlueDataModule(BaseDataModule):
         """Return the set and its classes."""
         return {"classes": [self.kind.folder, *self.kind.classes]}
 
-    def predict_only(self, **known: Any) -> None:
+    def predict_only(self, **facts: Any) -> None:
         """Serve prediction alone; the tokenizer is that of the options or of the sample set."""
         super().predict_only()
 

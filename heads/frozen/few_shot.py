@@ -70,10 +70,10 @@ class FewShot:
         return Solution(metrics, classify, {"top1": f"top1_{counts[-1]}shot"})
 
 
-def _orders(train: Features, classes: int, drawn: np.random.Generator) -> list[torch.Tensor]:
+def _orders(train: Features, classes: int, generator: np.random.Generator) -> list[torch.Tensor]:
     """Return the training images of each class in a random order."""
     rows = [torch.nonzero(train.labels == label)[:, 0].numpy() for label in range(classes)]
-    return [torch.from_numpy(drawn.permutation(of_class)) for of_class in rows]
+    return [torch.from_numpy(generator.permutation(of_class)) for of_class in rows]
 
 
 def _fit(few: Features, classes: int) -> Any:

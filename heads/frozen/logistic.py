@@ -129,14 +129,14 @@ def _fit(train: Features, classes: int, c: float, max_iter: int) -> tuple[Any, b
     return make_linear(scaler, weight, bias, seen_classes, classes), converged
 
 
-def make_linear(scaler: Any, weight: Any, bias: Any, known: Tensor, classes: int) -> Any:
+def make_linear(scaler: Any, weight: Any, bias: Any, labels: Tensor, classes: int) -> Any:
     """Return a linear classifier after a scaler; classes without training images never win.
 
     Args:
         scaler: scikit-learn's fitted scaler.
         weight: (known classes, D).
         bias: (known classes,).
-        known: Labels of the known classes.
+        labels: Labels of the known classes.
         classes: Number of classes K.
     """
     mean, scale, weight, bias = (
@@ -147,6 +147,6 @@ def make_linear(scaler: Any, weight: Any, bias: Any, known: Tensor, classes: int
     def classify(features: Tensor) -> Tensor:
         scores = (features.cpu().double() - mean) / scale @ weight.T + bias
         all_scores = scores.new_full((len(scores), classes), -torch.inf)
-        return all_scores.index_copy(1, known, scores)
+        return all_scores.index_copy(1, labels, scores)
 
     return classify

@@ -154,7 +154,7 @@ def build_detector(
     # SyncBN needs CUDA; trainer.sync_batchnorm=true turns BatchNorm back into it.
     replace_batch_norms(config, {"type": "BN", "requires_grad": True})
     override(config, options or {})
-    detector: Any = build_model("mmdet", config, backbone, typed=bool(options or model))
+    detector: Any = build_model("mmdet", config, backbone, is_changed=bool(options or model))
     if len(maps) < len(backbone.feature_info):
         detector.neck.register_forward_pre_hook(functools.partial(_select_maps, maps))
     compute_boxes_in_float32(detector)

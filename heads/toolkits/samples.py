@@ -76,9 +76,9 @@ def collate_segmentation(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return _batch(pairs)
 
 
-def _batch(found: Sequence[tuple[Any, Sample]]) -> dict[str, list[Any]]:
+def _batch(pairs: Sequence[tuple[Any, Sample]]) -> dict[str, list[Any]]:
     inputs = []
-    for place, (data_sample, sample) in enumerate(found):
+    for place, (data_sample, sample) in enumerate(pairs):
         size = tuple(sample["image"].shape[1:])
         identity = {
             "img_id": int(sample.get("sample_id", -1)),
@@ -87,7 +87,7 @@ def _batch(found: Sequence[tuple[Any, Sample]]) -> dict[str, list[Any]]:
         shapes = {"ori_shape": size, "img_shape": size, "scale_factor": (1.0, 1.0)}
         data_sample.set_metainfo(identity | shapes)
         inputs.append(sample["image"].flip(0))
-    return {"inputs": inputs, "data_samples": [data_sample for data_sample, _ in found]}
+    return {"inputs": inputs, "data_samples": [data_sample for data_sample, _ in pairs]}
 
 
 def _check_masks(masks: Tensor, size: tuple[int, ...], index: int) -> None:

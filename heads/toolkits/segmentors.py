@@ -203,7 +203,7 @@ def build_segmentor(
             head.loss_decode.loss_weight = auxiliary_weight
     _set_preprocessor(config.data_preprocessor, mean, std, pad_to)
     override(config, options or {})
-    built = build_model("mmseg", config, backbone, typed=bool(options or model))
+    built = build_model("mmseg", config, backbone, is_changed=bool(options or model))
     if mean is not None and std is not None:
         prepared: Any = built.data_preprocessor
         prepared.mean = torch.tensor(mean).view(-1, 1, 1)

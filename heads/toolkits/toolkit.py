@@ -175,7 +175,7 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
     config = _read_base(toolkit, name)
     model_config = Config({"model": config.model})
     if changes:
-        check_foreign_keys(changes, "head.model", allowed="_delete_")
+        check_foreign_keys(changes, "head.model", exception="_delete_")
         # Merging removes `_delete_` from its argument, so it gets a copy.
         model_config.merge_from_dict({"model": copy.deepcopy(dict(changes))})
     return model_config.model
@@ -234,7 +234,9 @@ def base_configs(toolkit: str) -> Path:
     return Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
 
 
-def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = False) -> nn.Module:
+def build_model(
+    toolkit: str, config: Any, backbone: Backbone, *, is_changed: bool = False
+) -> nn.Module:
     """Build a toolkit's model with an existing backbone.
 
     mmengine's ``build`` accepts any callable as type. So the backbone is passed as it is, with its
@@ -244,7 +246,7 @@ def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = 
         toolkit: "mmdet" or "mmseg".
         config: The toolkit's config of the parts around the backbone.
         backbone: Our backbone.
-        typed: True if a user changed the config; errors of the toolkit are then reworded.
+        is_changed: True if a user changed the config; errors of the toolkit are then reworded.
 
     Raises:
         ValueError: The toolkit lacks a part, or rejects a user's value.
@@ -263,7 +265,7 @@ def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = 
         try:
             model: nn.Module = models.build(copy.deepcopy(config))  # builders change their input
         except Exception as error:  # builders raise all kinds over a user's value
-            if not typed:
+            if not is_changed:
                 raise
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ValueError(
@@ -399,29 +401,29 @@ def override(config: Any, options: Mapping[str, Any]) -> None:
             node[last] = value
 
 
-def check_foreign_keys(options: Any, group: str = "head.options", allowed: str = "") -> None:
+def check_foreign_keys(options: Any, group: str = "head.options", exception: str = "") -> None:
     """Reject options that would make a toolkit import or read things from elsewhere.
 
     Args:
         options: Nested dicts and lists.
         group: Name of the option group, for messages.
-        allowed: One of ``FOREIGN`` that is allowed.
+        exception: One of ``FOREIGN`` that is allowed.
 
     Raises:
         ValueError: A key is foreign; the message names it.
     """
     if isinstance(options, list | tuple):
         for item in options:
-            check_foreign_keys(item, group, allowed)
+            check_foreign_keys(item, group, exception)
     elif isinstance(options, Mapping):
         for key, value in options.items():
             last = str(key).rpartition(".")[2]
-            if last in FOREIGN and last != allowed:
+            if last in FOREIGN and last != exception:
                 raise ValueError(
                     f"{group}: {key} is rejected, as it reads things from elsewhere; options "
                     "must be values of the toolkit's own parts"
                 )
-            check_foreign_keys(value, group, allowed)
+            check_foreign_keys(value, group, exception)
 
 
 def check_registered_types(toolkit: str, config: Any) -> None:

@@ -216,7 +216,11 @@ def _load(
 
 
 def _check_order(
-    options: TeacherOptions, name: str, class_names: Sequence[str], others: Orders, option: str
+    options: TeacherOptions,
+    name: str,
+    class_names: Sequence[str],
+    other_orders: Orders,
+    option: str,
 ) -> None:
     """Compare a teacher's classes by name and order; warn if it lacks class names.
 
@@ -227,9 +231,9 @@ def _check_order(
     source = f"the teacher {file or name}"
     opened = file and open_checkpoint(checkpoint_file(file), values_only=True)
     if opened and opened.class_names is not None:
-        check_classes(opened.values, class_names, source, others, option)
+        check_classes(opened.values, class_names, source, other_orders, option)
     else:
-        warn_of_order(source, class_names, others, option)
+        warn_of_order(source, class_names, other_orders, option)
 
 
 def _load_run_teacher(
@@ -321,5 +325,5 @@ def _check_count(count: int, class_names: Sequence[str], source: str) -> None:
         )
 
 
-def _equal(one: Normalisation, other: Normalisation) -> bool:
-    return all(tuple(a) == tuple(b) for a, b in zip(one, other, strict=True))
+def _equal(first: Normalisation, second: Normalisation) -> bool:
+    return all(tuple(a) == tuple(b) for a, b in zip(first, second, strict=True))

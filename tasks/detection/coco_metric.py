@@ -51,9 +51,9 @@ class CocoMetric:
         for sample in samples:
             self.detections[int(sample.img_id)] = instances(sample, self.category_ids)
 
-    def merge(self, other: CocoMetric) -> None:
+    def merge(self, metric: CocoMetric) -> None:
         """Add the detections of another metric for the same data."""
-        self.detections |= other.detections
+        self.detections |= metric.detections
 
     def compute(self) -> dict[str, torch.Tensor]:
         """Return AP, AP50, AP75, AP_small/medium/large of boxes; of masks with the prefix "mask_".
@@ -125,10 +125,10 @@ class BatchCocoMetric(CocoMetric):
             self.objects[int(sample.img_id)] = true_instances(sample, self.category_ids)
         super().update(samples)
 
-    def merge(self, other: CocoMetric) -> None:
+    def merge(self, metric: CocoMetric) -> None:
         """Add detections and ground truth of another metric."""
-        super().merge(other)
-        self.objects |= other.objects  # type: ignore[attr-defined]
+        super().merge(metric)
+        self.objects |= metric.objects  # type: ignore[attr-defined]
 
     def compute(self) -> dict[str, torch.Tensor]:
         """Return the figures of ``CocoMetric``."""
@@ -175,7 +175,7 @@ def true_instances(sample: Any, category_ids: Sequence[int]) -> list[dict[str, A
 
 def average_precisions(
     truth: Any,
-    found: Sequence[Mapping[str, Any]],
+    detections: Sequence[Mapping[str, Any]],
     image_ids: Sequence[int],
     kind: str,
     category_ids: Sequence[int],
@@ -186,7 +186,7 @@ def average_precisions(
 
     Args:
         truth: The annotations, as faster_coco_eval's ``COCO``; its ids are numbered from 1.
-        found: COCO result rows.
+        detections: COCO result rows.
         image_ids: The images to evaluate.
         kind: "bbox" or "segm".
         category_ids: The categories to evaluate, all or some of the file's.
@@ -195,7 +195,7 @@ def average_precisions(
 
     # If a row has a box, the tool reads the instance's size from it, even for masks.
     left_out = "segmentation" if kind == "bbox" else "bbox"
-    rows = [{key: value for key, value in row.items() if key != left_out} for row in found]
+    rows = [{key: value for key, value in row.items() if key != left_out} for row in detections]
     # loadRes fails on an empty list.
     results = truth.loadRes(rows) if rows else COCO({**truth.dataset, "annotations": []})
     evaluation = COCOeval_faster(truth, results, iouType=kind, print_function=lambda *_: None)

@@ -56,7 +56,7 @@ def draw_instances(
 
 
 def _free_place(
-    box: Box, size: tuple[float, float], canvas: tuple[int, int], taken: Sequence[Box]
+    box: Box, size: tuple[float, float], canvas: tuple[int, int], blockers: Sequence[Box]
 ) -> Box | None:
     """Find a free area for a caption: above its box, below or inside it, or in the nearest line.
 
@@ -74,5 +74,5 @@ def _free_place(
         for x in (x_start, right)
     ]
     areas = ((x, y, x + width, y + height) for x, y in places)
-    spots = (area for area in areas if not any(overlap(area, blocker) for blocker in taken))
+    spots = (area for area in areas if not any(overlap(area, blocker) for blocker in blockers))
     return next(spots, None)

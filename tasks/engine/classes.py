@@ -145,7 +145,7 @@ def check_classes(
     checkpoint: Mapping[str, Any],
     names: Sequence[str],
     source: str | Path,
-    others: Orders | None = None,
+    other_orders: Orders | None = None,
     option: str = ORDER,
 ) -> None:
     """Refuse a checkpoint that was trained on other classes, or on these in another order.
@@ -154,7 +154,7 @@ def check_classes(
         checkpoint: Content of the file; without names it passes.
         names: Class names of the data.
         source: The file, for the message.
-        others: The data's classes in each other order that they can be read in.
+        other_orders: The data's classes in each other order that they can be read in.
         option: Name of the option that chooses the order.
 
     Raises:
@@ -172,7 +172,9 @@ def check_classes(
         lists = f"checkpoint: {', '.join(trained)}; data: {', '.join(data)}"
     else:
         lists = _differences(trained, data)
-    orders = [order for order, order_names in (others or {}).items() if order_names == trained]
+    orders = [
+        order for order, order_names in (other_orders or {}).items() if order_names == trained
+    ]
     remedy = (
         f"pass {option}={orders[0]}"
         if orders
@@ -182,17 +184,17 @@ def check_classes(
 
 
 def warn_of_order(
-    source: str | Path, names: Sequence[str], others: Orders, option: str = ORDER
+    source: str | Path, names: Sequence[str], other_orders: Orders, option: str = ORDER
 ) -> None:
     """Warn of a classifier without class names if timm would order the data's classes differently.
 
     Args:
         source: The classifier's file or name.
         names: Class names of the data.
-        others: The data's classes in each other order that they can be read in.
+        other_orders: The data's classes in each other order that they can be read in.
         option: Name of the option that chooses the order.
     """
-    natural = others.get("natural")
+    natural = other_orders.get("natural")
     if natural is None:
         return
     first = next(i for i, pair in enumerate(zip(names, natural, strict=True)) if len({*pair}) > 1)

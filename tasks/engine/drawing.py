@@ -67,10 +67,10 @@ def enlarge(picture: Image.Image) -> tuple[Image.Image, int]:
     return picture.convert("RGB").resize(size, Image.Resampling.BICUBIC), factor
 
 
-def overlap(one: Box, other: Box) -> bool:
+def overlap(first: Box, second: Box) -> bool:
     """Return True if two boxes (x1, y1, x2, y2) overlap."""
-    across = one[0] < other[2] and other[0] < one[2]
-    return across and one[1] < other[3] and other[1] < one[3]
+    across = first[0] < second[2] and second[0] < first[2]
+    return across and first[1] < second[3] and second[1] < first[3]
 
 
 def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str]) -> Image.Image:

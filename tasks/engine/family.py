@@ -197,9 +197,9 @@ class Family:
         """Return "max" or "min" for the name of a metric."""
         return self.metric(name).direction
 
-    def is_better(self, one: float, other: float) -> bool:
+    def is_better(self, value: float, reference: float) -> bool:
         """Return True if a value of the monitored metric is at least as good as another one."""
-        return one >= other if self.direction(self.monitor) == "max" else one <= other
+        return value >= reference if self.direction(self.monitor) == "max" else value <= reference
 
     def export_of(self, target: str) -> str:
         """Return the part to export to a target of tools/export.py; empty if refused."""
@@ -209,20 +209,20 @@ class Family:
         """Return the family's function for an analysis; None if it does not apply."""
         return self.analyses.get(name, self.analyses.get(ANY))
 
-    def check_host(self, host: str, modality: str, fitting: Sequence[str]) -> None:
+    def check_host(self, host: str, modality: str, hosts: Sequence[str]) -> None:
         """Refuse a host of another modality.
 
         Args:
             host: Name of the backbone.
             modality: Modality that the host takes.
-            fitting: Names of hosts that fit.
+            hosts: Names of hosts that fit.
 
         Raises:
             ValueError: Names both modalities and some hosts that fit.
         """
         if modality == self.modality:
             return
-        names = [*fitting[:5], *(["..."] if len(fitting) > 5 else [])]
+        names = [*hosts[:5], *(["..."] if len(hosts) > 5 else [])]
         raise ValueError(
             f"task={self.name} takes {plural(self.modality)}, but {host} is a backbone for "
             f"{plural(modality)}; pass backbone="

@@ -25,20 +25,20 @@ from tasks.engine.run_folder.earlier_releases import current_target
 DATA, HEADS, TRANSFORMS = "datamodules", "heads", "datamodules.images"
 
 
-def build(options: Mapping[str, Any], group: str, **given: Any) -> Any:
-    """Call the ``_target_`` of a group with the group's other options and ``given``.
+def build(options: Mapping[str, Any], group: str, **objects: Any) -> Any:
+    """Call the ``_target_`` of a group with the group's other options and ``objects``.
 
     Nested targets are built first.
 
     Args:
         options: Options of the group, as plain values (no OmegaConf containers).
         group: Its name; error messages call its options ``group.option``.
-        **given: Objects that no config can hold, such as the backbone.
+        **objects: Objects that no config can hold, such as the backbone.
 
     Raises:
         ValueError: A target that is not allowed, or an argument it does not take.
     """
-    return _build(options, group, given)
+    return _build(options, group, objects)
 
 
 def has_default(options: Mapping[str, Any], group: str, name: str) -> bool:
@@ -113,19 +113,19 @@ def _factory(config: Mapping[str, Any], group: str) -> Any:
     return imported(check_target(config, group))
 
 
-def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> Any:
+def _build(config: Mapping[str, Any], group: str, more_arguments: Mapping[str, Any]) -> Any:
     factory = _factory(config, group)
     arguments = {
         key: _build(value, f"{group}.{key}", {}) if _is_target(value) else value
         for key, value in config.items()
         if key != "_target_"
     }
-    if arguments.keys() & given.keys():
-        name = min(arguments.keys() & given.keys())
+    if arguments.keys() & more_arguments.keys():
+        name = min(arguments.keys() & more_arguments.keys())
         raise ValueError(f"{group}.{name} is set by the run itself; leave it out")
     arguments = whole_arguments(factory, arguments)  # runs of older releases
-    check_complete(factory, {**arguments, **given}, group)
-    return factory(**arguments, **given)
+    check_complete(factory, {**arguments, **more_arguments}, group)
+    return factory(**arguments, **more_arguments)
 
 
 def allowed_targets(group: str) -> tuple[str, ...]:

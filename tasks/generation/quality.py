@@ -27,16 +27,16 @@ ROWS = 1000  # of a kernel's matrix at a time
 SPLITS = 10  # parts of the Inception score
 
 
-def pixel_kid(one: Iterable[Tensor], other: Iterable[Tensor]) -> float:
+def pixel_kid(first: Iterable[Tensor], second: Iterable[Tensor]) -> float:
     """Return the unbiased KID of images, with their pixels at 8 x 8 as features.
 
     It serves tests and small data; it does not compare with published KID.
 
     Args:
-        one: Images of uint8 (C, H, W), at least 2.
-        other: Further ones.
+        first: Images of uint8 (C, H, W), at least 2.
+        second: Further ones.
     """
-    return kid(_small(one), _small(other))
+    return kid(_small(first), _small(second))
 
 
 def _small(images: Iterable[Tensor]) -> Tensor:
@@ -47,12 +47,12 @@ def _small(images: Iterable[Tensor]) -> Tensor:
     return torch.cat([image.expand(-1, 3, -1, -1).flatten(1) for image in small])
 
 
-def kid(one: Tensor, other: Tensor) -> float:
+def kid(first: Tensor, second: Tensor) -> float:
     """Return the unbiased squared maximum mean discrepancy with the kernel (x y / d + 1)^3.
 
     Args:
-        one: (N, d), N at least 2.
-        other: (M, d), M at least 2.
+        first: (N, d), N at least 2.
+        second: (M, d), M at least 2.
     """
 
     def total(x: Tensor, y: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ def kid(one: Tensor, other: Tensor) -> float:
         diagonal = ((x.square().sum(1) / x.shape[1] + 1) ** 3).sum()
         return (total(x, x) - diagonal) / (len(x) * (len(x) - 1))
 
-    between = total(one, other) / (len(one) * len(other))
-    return (within(one) + within(other) - 2 * between).item()
+    between = total(first, second) / (len(first) * len(second))
+    return (within(first) + within(second) - 2 * between).item()
 
 
 class Statistics(NamedTuple):
@@ -96,13 +96,13 @@ def read_statistics(path: Path) -> Statistics:
         return Statistics(content["mu"], content["sigma"])
 
 
-def fid(one: Statistics, other: Statistics) -> float:
+def fid(first: Statistics, second: Statistics) -> float:
     """Return the Frechet distance of two normal distributions."""
-    difference = one.mean - other.mean
+    difference = first.mean - second.mean
     # The trace of the root of a product is the sum of the roots of its eigenvalues.
-    values = np.linalg.eigvals(one.covariance @ other.covariance)
+    values = np.linalg.eigvals(first.covariance @ second.covariance)
     root = np.sqrt(values.astype(complex)).real.sum()
-    traces = np.trace(one.covariance) + np.trace(other.covariance)
+    traces = np.trace(first.covariance) + np.trace(second.covariance)
     return float(difference @ difference + traces - 2 * root)
 
 

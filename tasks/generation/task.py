@@ -177,7 +177,7 @@ class GenerationTask(BaseTask):
         run_samples = Path(trainer.default_root_dir) / SAMPLES
         folder = run_samples if self.samples_folder is None else Path(self.samples_folder)
         if trainer.is_global_zero:
-            self.claim_samples(folder, own=folder == run_samples)
+            self.claim_samples(folder, is_run=folder == run_samples)
         trainer.strategy.barrier("record of the samples")
         files = self.draw_samples(folder, trainer.global_rank, trainer.world_size)
         trainer.strategy.barrier("samples")
@@ -234,19 +234,19 @@ class GenerationTask(BaseTask):
             raise ValueError("FID needs task.reference=<folder of images or npz of ADM>")
         return statistics(extract(extractor, images, self.device)[0])
 
-    def claim_samples(self, folder: Path, *, own: bool) -> None:
+    def claim_samples(self, folder: Path, *, is_run: bool) -> None:
         """Record what draws the samples of a folder, so that samples of two models never mix.
 
         Args:
             folder: Folder of the samples.
-            own: True for that of the run, whose samples of other weights are removed.
+            is_run: True for that of the run, whose samples of other weights are removed.
 
         Raises:
             ValueError: Another folder holds samples of another model, or of other settings.
         """
         made_by = {**self.model.sampling, "weights": digest(self.model.state_dict())}
         change = differences(folder, made_by)
-        if change and not own:
+        if change and not is_run:
             raise ValueError(
                 f"task.samples_folder={folder} holds other samples ({change}); pass another folder"
             )

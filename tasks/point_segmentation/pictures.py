@@ -74,27 +74,34 @@ def below_ceiling(coord: NDArray[Any], share: float = 0.8) -> NDArray[np.bool_]:
 
 
 def draw_cloud(
-    coord: NDArray[Any], shown: Mapping[str, NDArray[Any]], legend: Sequence[tuple[str, Colour]]
+    coord: NDArray[Any],
+    colours_by_title: Mapping[str, NDArray[Any]],
+    legend: Sequence[tuple[str, Colour]],
 ) -> Image.Image:
     """Draw a cloud in several colourings, each from two views, with a legend.
 
     Args:
         coord: (N, 3).
-        shown: Colours (N, 3) by title.
+        colours_by_title: Colours (N, 3) by title.
         legend: Names and colours of the classes that occur.
     """
     mask = below_ceiling(coord)
     rows = [
-        [draw_points(coord[mask], colours[mask], elevation) for colours in shown.values()]
+        [
+            draw_points(coord[mask], colours[mask], elevation)
+            for colours in colours_by_title.values()
+        ]
         for elevation in VIEWS.values()
     ]
     heights = [max(picture.height for picture in row) + LINE for row in rows]
-    columns = max(1, (SIDE * len(shown)) // 110)
+    columns = max(1, (SIDE * len(colours_by_title)) // 110)
     lines = -(-len(legend) // columns)
-    canvas = Image.new("RGB", (SIDE * len(shown), sum(heights) + lines * LINE + MARGIN), "white")
+    canvas = Image.new(
+        "RGB", (SIDE * len(colours_by_title), sum(heights) + lines * LINE + MARGIN), "white"
+    )
     draw, top = ImageDraw.Draw(canvas), 0
     for row, view, height in zip(rows, VIEWS, heights, strict=True):
-        for index, (picture, title) in enumerate(zip(row, shown, strict=True)):
+        for index, (picture, title) in enumerate(zip(row, colours_by_title, strict=True)):
             draw.text((index * SIDE + MARGIN, top + 2), f"{title}, {view}", fill="black")
             canvas.paste(picture, (index * SIDE, top + LINE))
         top += height

@@ -226,6 +226,6 @@ def paired(values: Tensor, fill: float) -> Tensor:
     return values.unflatten(0, (-1, 2)).flatten(1, 2)
 
 
-def _share(part: float, whole: float) -> float | None:
+def _share(part: float, total: float) -> float | None:
     """Return a share in percent; None if the whole is 0."""
-    return 100 * part / whole if whole else None
+    return 100 * part / total if total else None

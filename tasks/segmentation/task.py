@@ -182,6 +182,6 @@ class SegmentationTask(ClassesTask):
         return pictures
 
 
-def _share(part: float, whole: float) -> float | None:
+def _share(part: float, total: float) -> float | None:
     """Return a share in percent; None if the whole is 0."""
-    return 100 * part / whole if whole else None
+    return 100 * part / total if total else None

@@ -41,11 +41,11 @@ def measure(
     return results
 
 
-def _show(found: Mapping[str, float], datamodule: Any, scale: int) -> None:
+def _show(metrics: Mapping[str, float], datamodule: Any, scale: int) -> None:
     table = Table(title=f"x{scale}, Y channel, {scale} pixels cropped", title_justify="left")
     for column in ("set", "images", "PSNR", "SSIM"):
         table.add_column(column)
     for name, pairs in datamodule.parts:
-        figures = f"{found[f'psnr_{name}']:.2f}", f"{found[f'ssim_{name}']:.4f}"
+        figures = f"{metrics[f'psnr_{name}']:.2f}", f"{metrics[f'ssim_{name}']:.4f}"
         table.add_row(name, str(len(pairs)), *figures)
     Console(width=None if Console().is_terminal else 100).print(table)

@@ -55,21 +55,21 @@ def compared(enlarged: Tensor, truth: Tensor, scale: int) -> tuple[Tensor, Tenso
     return image1, image2
 
 
-def psnr(one: Tensor, other: Tensor) -> Tensor:
+def psnr(first: Tensor, second: Tensor) -> Tensor:
     """Return 10 log10(255^2 / mean squared difference) in dB of two maps (H, W)."""
-    return 10 * torch.log10(RANGE**2 / (one - other).square().mean())
+    return 10 * torch.log10(RANGE**2 / (first - second).square().mean())
 
 
-def ssim(one: Tensor, other: Tensor) -> Tensor:
+def ssim(first: Tensor, second: Tensor) -> Tensor:
     """Return the mean structural similarity of two maps (H, W) over all whole windows.
 
     Source: Wang et al., "Image Quality Assessment", IEEE TIP 2004, Eq. 13, and the authors'
     ssim_index.m.
     """
-    place = torch.arange(WINDOW, dtype=one.dtype, device=one.device) - WINDOW // 2
+    place = torch.arange(WINDOW, dtype=first.dtype, device=first.device) - WINDOW // 2
     kernel = torch.exp(-(place**2) / (2 * SIGMA**2))
     kernel = kernel / kernel.sum()
-    maps = torch.stack([one, other, one * one, other * other, one * other])[:, None]
+    maps = torch.stack([first, second, first * first, second * second, first * second])[:, None]
     maps = F.conv2d(maps, kernel.view(1, 1, -1, 1))
     mean1, mean2, square1, square2, product = F.conv2d(maps, kernel.view(1, 1, 1, -1))[:, 0]
     variances = square1 - mean1**2 + square2 - mean2**2

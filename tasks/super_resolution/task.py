@@ -233,10 +233,10 @@ class SuperResolutionTask(BaseTask):
         return pictures
 
 
-def _same_middle(high: Tensor, whole: Tensor, low: Tensor, scale: int) -> Tensor:
+def _same_middle(high: Tensor, target: Tensor, low: Tensor, scale: int) -> Tensor:
     """Crop the true image to the part that the cropped small image shows."""
     top, x = (
-        (outer - inner) // 2 for outer, inner in zip(whole.shape[1:], low.shape[1:], strict=True)
+        (outer - inner) // 2 for outer, inner in zip(target.shape[1:], low.shape[1:], strict=True)
     )
     rows, columns = low.shape[1:]
     return high[:, scale * top : scale * (top + rows), scale * x : scale * (x + columns)].cpu()

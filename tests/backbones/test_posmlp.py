@@ -27,7 +27,7 @@ RELATIONS = {
     "free": lambda: TokenFC(4),
     "free_without_bias": lambda: TokenFC(4, bias=False, init="posmlp"),
     "lookup": lambda: LookupRelation(4),
-    "lookup_and_free": lambda: LookupRelation(4, free=True),
+    "lookup_and_free": lambda: LookupRelation(4, has_weight=True),
     "lookup_groups": lambda: LookupRelation(4, 3),
     "gaussian": lambda: QuadraticRelation(4, 3),
     "gaussian_without_bias": lambda: QuadraticRelation(4, 2, bias=False),
@@ -89,7 +89,7 @@ def test_an_axis_is_cut_into_all_its_tokens(window, shifted):
 @torch.no_grad()
 def test_starts_as_the_paper_says():
     torch.manual_seed(0)
-    free, lookup = TokenFC(14), LookupRelation(14, 8, free=True)
+    free, lookup = TokenFC(14), LookupRelation(14, 8, has_weight=True)
     assert free.weight.abs().max() < 1e-5
     assert (free.bias == 1).all()
     released = TokenFC(14, init="posmlp")

@@ -321,16 +321,16 @@ def test_latents_are_computed_once_and_read(tmp_path):
 
 def test_samples_of_two_models_never_mix(tmp_path):
     task = GenerationTask(generator(), ["a", "b", "c"], num_samples=2)
-    task.claim_samples(tmp_path, own=False)
-    task.claim_samples(tmp_path, own=False)
+    task.claim_samples(tmp_path, is_run=False)
+    task.claim_samples(tmp_path, is_run=False)
     other = GenerationTask(generator(guidance=4.0), ["a", "b", "c"], num_samples=2)
     with pytest.raises(ValueError, match=r"other samples \(guidance 1\.5 there and 4\.0 here\)"):
-        other.claim_samples(tmp_path, own=False)
+        other.claim_samples(tmp_path, is_run=False)
     (tmp_path / "made_by.json").write_text("[1]")
     with pytest.raises(ValueError, match=r"other samples \(.*guidance None there and 4\.0 here"):
-        other.claim_samples(tmp_path, own=False)
+        other.claim_samples(tmp_path, is_run=False)
     (tmp_path / "000000_1.png").touch()
-    other.claim_samples(tmp_path, own=True)
+    other.claim_samples(tmp_path, is_run=True)
     assert [file.name for file in tmp_path.iterdir()] == ["made_by.json"]
 
 

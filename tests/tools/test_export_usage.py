@@ -67,7 +67,9 @@ def run_infer(folder, image):
 @pytest.mark.parametrize("kind", AUGMENTATIONS)
 def test_infer_needs_onnxruntime_and_pillow_and_prepares_images_as_the_run(kind, tmp_path):
     request = small_request("resnet18", "onnx", tmp_path, what="classifier")
-    prepared = describe_preprocessing(run_config(AUGMENTATIONS[kind]), None, (64, 64), fixed=False)
+    prepared = describe_preprocessing(
+        run_config(AUGMENTATIONS[kind]), None, (64, 64), has_fixed_size=False
+    )
     classes = ["a", "b", "c", "ü\x1b"]
     metadata = {"preprocessing": json.dumps(prepared), "class_names": json.dumps(classes)}
     save_means_as_logits(tmp_path / "classifier.onnx", metadata)
@@ -94,7 +96,7 @@ def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channe
              "head": types.SimpleNamespace(model=model)}  # fmt: skip
     monkeypatch.setattr(preprocessing, "build", lambda run, group, **options: parts[group])
     run = {"task_name": "detection", "seed": 0, "head": {}, "data": {}}
-    prepared = describe_preprocessing(run, None, (64, 96), fixed=False)
+    prepared = describe_preprocessing(run, None, (64, 96), has_fixed_size=False)
     assert prepared["resize"] == {"longest_side_at_most": 1333, "shortest_side_at_most": 800}
     assert (prepared["channels"], prepared["upright"]) == (channels, True)
     assert prepared["mean"] == [0.406, 0.456, 0.485]
@@ -106,10 +108,10 @@ def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channe
 
 @pytest.mark.parametrize(("fixed", "side"), [(True, 96), (False, 64)])
 def test_preprocessing_of_a_typed_size(fixed, side):
-    prepared = describe_preprocessing(None, None, (64, 96), fixed=fixed)
+    prepared = describe_preprocessing(None, None, (64, 96), has_fixed_size=fixed)
     assert (prepared["resize"], prepared["crop"]) == ({"height": 64, "width": 96}, None)
     run = run_config(AUGMENTATIONS["paper"])
-    prepared = describe_preprocessing(run, None, (96, 96), fixed=fixed)
+    prepared = describe_preprocessing(run, None, (96, 96), has_fixed_size=fixed)
     assert prepared["crop"] == [side, side]
     assert prepared["resize"] == {"shorter_side": int(side / 0.8)}
     assert prepared["source"] == "the run's validation"

@@ -48,13 +48,13 @@ def document(title: str, head: str, sections: Sequence[Section]) -> str:
     )
 
 
-def table(records: Sequence[Record], columns: Columns, *, whole: bool = False) -> str:
+def table(records: Sequence[Record], columns: Columns, *, shows_all: bool = False) -> str:
     """Return a table that scrolls in narrow windows; long ones are collapsed.
 
     Args:
         records: Rows; those beyond ``MOST_ROWS`` are counted below the table instead.
         columns: Key -> heading and format of the values; None is shown as a dash.
-        whole: Show all rows at once.
+        shows_all: Show all rows at once.
     """
     if not records:
         return ""
@@ -64,7 +64,7 @@ def table(records: Sequence[Record], columns: Columns, *, whole: bool = False) -
         f"<th{marks[key]}>{text(heading)}</th>" for key, (heading, _) in headings.items()
     )
     lines = []
-    most = len(records) if whole else MOST_ROWS
+    most = len(records) if shows_all else MOST_ROWS
     for record in records[:most]:
         values = [(marks[key], record[key], form) for key, (_, form) in headings.items()]
         cells = [
@@ -79,7 +79,7 @@ def table(records: Sequence[Record], columns: Columns, *, whole: bool = False) -
     more = len(records) - most
     if more > 0:
         box += f'<p class="what">{more} more {"row" if more == 1 else "rows"} left out</p>'
-    if whole or len(records) < FOLDED:
+    if shows_all or len(records) < FOLDED:
         return box
     return f"<details><summary>Table of {len(records)} rows</summary>{box}</details>"
 

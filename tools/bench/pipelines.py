@@ -54,7 +54,7 @@ def time_pipelines(options: Mapping[str, str]) -> list[Record]:
     # Timm's loader normalises, too; on a device our part of it spares the workers.
     our_batches = map(ours.normalise, repeat_batches(ours.train_dataloader()))
     batches = [repeat_batches(loader), our_batches]
-    steps = [lambda one=iterator: next(one) and None for iterator in batches]
+    steps = [lambda batches=iterator: next(batches) and None for iterator in batches]
     seconds = interleave(steps, rounds, "cpu", options["clock"])
     return [
         {

@@ -121,9 +121,9 @@ class OnInputs(nn.Module):
         others: Its other inputs.
     """
 
-    def __init__(self, function: Scan, others: Sequence[Tensor]) -> None:
+    def __init__(self, function: Scan, more_inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.function, self.others = function, others
+        self.function, self.others = function, more_inputs
 
     def forward(self, first: Tensor) -> Tensor:
         """Scan."""

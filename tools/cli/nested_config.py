@@ -16,10 +16,10 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def deep_merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two nested dicts; values of ``other`` override those of ``one``."""
-    result = dict(one)
-    for key, value in other.items():
+def deep_merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two nested dicts; values of ``override`` override those of ``base``."""
+    result = dict(base)
+    for key, value in override.items():
         are_mappings = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = deep_merge(result[key], value) if are_mappings else value
     return result

@@ -17,7 +17,7 @@ COMMAND = re.compile(r"(?:python )?\btools/(\w+)\.py")
 def printable(text: str, longest: int = MAX_CHARACTERS) -> str:
     """Escape the control characters of a text, and cut it to ``longest`` characters."""
     excerpt = text if len(text) <= longest else f"{text[:longest]}... ({len(text):,} characters)"
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), excerpt)
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), excerpt)
 
 
 def as_typed(text: str) -> str:

@@ -344,7 +344,7 @@ def _other_sets(run: RunRecord) -> list[str]:
         return []
     path = run.config.get("data.roots.imagenet_c")
     folder = locate_set(
-        "imagenet_c", None if root is None else Path(root), path, alone=len(sets) == 1
+        "imagenet_c", None if root is None else Path(root), path, may_be_root=len(sets) == 1
     )
     if folder is not None and (folder / NOTE).is_file():
         return ["imagenet_c is a copy made by tools/corrupt.py"]

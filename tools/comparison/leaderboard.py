@@ -349,11 +349,11 @@ def _words(plan: Plan) -> dict[Cell, list[dict[str, str]]]:
     }
 
 
-def has_same_data(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+def has_same_data(published: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Return True if a cell has the data of another one, by their fingerprints."""
-    prints = theirs["fingerprints"], ours["fingerprints"]
+    prints = published["fingerprints"], ours["fingerprints"]
     shared = [name for name in prints[0] if prints[0][name] and prints[1].get(name)]
-    return theirs["samples"] == ours["samples"] and all(
+    return published["samples"] == ours["samples"] and all(
         prints[0][name] == prints[1][name] for name in shared
     )
 

@@ -28,26 +28,28 @@ PACKAGES = ("torch", "timm", "lightning", "scipy", "numpy")
 MARKS = {DAGGER: r"$^\dagger$", MISSING: r"$^\ddagger$"}
 
 
-def write_files(comparison: Comparison, made: Table, registered: Registered) -> None:
+def write_files(comparison: Comparison, results: Table, registered: Registered) -> None:
     """Write report.html, table.md and table.tex into the folder of a comparison."""
     folder = comparison.folder
     with contextlib.redirect_stdout(io.StringIO()) as markdown:
-        write(made.records, "markdown", made.columns)
-        print(*(f"\n{line}  " for line in made.notes), sep="")
+        write(results.records, "markdown", results.columns)
+        print(*(f"\n{line}  " for line in results.notes), sep="")
         print(f"\nplan {registered.hash}")
         print(*(f"\ndeviation: {line}  " for line in registered.deviations), sep="")
     write_whole(folder / "table.md", markdown.getvalue())
-    write_whole(folder / "table.tex", latex(comparison, made, registered))
-    write_whole(folder / "report.html", _page(comparison, made, registered))
+    write_whole(folder / "table.tex", latex(comparison, results, registered))
+    write_whole(folder / "report.html", _page(comparison, results, registered))
 
 
-def latex(comparison: Comparison, made: Table, registered: Registered) -> str:
+def latex(comparison: Comparison, results: Table, registered: Registered) -> str:
     """Return a tabular with booktabs rules: the best of a column bold, the second underlined."""
-    columns = made.columns
-    rows = [format_cells(record, columns) for record in made.records]
+    columns = results.columns
+    rows = [format_cells(record, columns) for record in results.records]
     for place, key in enumerate(columns):
-        if key in made.metrics:
-            _emphasise(rows, place, [record[key] for record in made.records], comparison.plan.sign)
+        if key in results.metrics:
+            _emphasise(
+                rows, place, [record[key] for record in results.records], comparison.plan.sign
+            )
         else:
             for row in rows:
                 row[place] = escape_latex(row[place])
@@ -59,7 +61,7 @@ def latex(comparison: Comparison, made: Table, registered: Registered) -> str:
     lines = [
         f"% plan {registered.hash}", rf"\begin{{tabular}}{{{aligned}}}", r"\toprule",
         heads + r" \\", r"\midrule", *(" & ".join(row) + r" \\" for row in rows), r"\bottomrule",
-        r"\end{tabular}", *(f"% {line}" for line in made.notes),
+        r"\end{tabular}", *(f"% {line}" for line in results.notes),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -73,7 +75,7 @@ def _emphasise(rows: list[list[str]], place: int, values: list[Any], sign: int) 
             row[place] = rf"\underline{{{row[place]}}}"
 
 
-def _page(comparison: Comparison, made: Table, registered: Registered) -> str:
+def _page(comparison: Comparison, results: Table, registered: Registered) -> str:
     plan = comparison.plan
     baseline = plan.baseline
     facts = (
@@ -81,7 +83,7 @@ def _page(comparison: Comparison, made: Table, registered: Registered) -> str:
         f"baseline {baseline} · plan {registered.hash} of {registered.time}"
     )
     head = f'<h1>{text(plan.name)}</h1>\n<p class="facts">{text(facts)}</p>'
-    notes = "".join(f"<p>{text(line)}</p>" for line in made.notes)
+    notes = "".join(f"<p>{text(line)}</p>" for line in results.notes)
     changes = "".join(f"<li>{text(line)}</li>" for line in registered.deviations)
     runs = [
         run.model_dump(
@@ -104,14 +106,14 @@ def _page(comparison: Comparison, made: Table, registered: Registered) -> str:
     ]
     run_columns = {key: (key, "{}") for key in (runs[0] if runs else {})}
     sections = [
-        Section("table", "Table", table(made.records, made.columns, whole=True) + notes),
+        Section("table", "Table", table(results.records, results.columns, shows_all=True) + notes),
         Section("curves", "Curves", _curves(comparison), "mean of the seeds and their range"),
-        Section("cells", "Cells", table(made.cells, made.cell_columns, whole=True)),
+        Section("cells", "Cells", table(results.cells, results.cell_columns, shows_all=True)),
         Section("plan", "Plan", f"<pre>{text(registered.text)}</pre>",
                 f"hash {registered.hash}, registered {registered.time}"),
         Section("deviations", "Deviations from the plan", f"<ul>{changes}</ul>" if changes else
                 "<p>The runs follow the plan.</p>"),
-        Section("runs", "Runs", table(runs, run_columns, whole=True)),
+        Section("runs", "Runs", table(runs, run_columns, shows_all=True)),
         Section("versions", "Versions", pairs(_versions())),
     ]  # fmt: skip
     return document(plan.name, head, sections)

@@ -357,10 +357,10 @@ def _group_entries(group: str, items: Sequence[str]) -> list[Entry]:
     ]
 
 
-def plan_text(plan: Plan, fixed: Mapping[str, Any]) -> str:
+def plan_text(plan: Plan, entries: Mapping[str, Any]) -> str:
     """Return the text of plan.yaml."""
     return yaml.safe_dump(
-        json.loads(json.dumps({**plan.entries(), FIXED: fixed})), sort_keys=False, width=100
+        json.loads(json.dumps({**plan.entries(), FIXED: entries})), sort_keys=False, width=100
     )
 
 

@@ -131,20 +131,20 @@ def fixed_entries(
     }
 
 
-def register(folder: Path, plan: Plan, fixed: dict[str, Any], *, begun: bool) -> Registered:
+def register(folder: Path, plan: Plan, entries: dict[str, Any], *, begun: bool) -> Registered:
     """Write plan.yaml before the first run; afterwards note what changed.
 
     Args:
         folder: Folder of the comparison.
         plan: The plan.
-        fixed: From ``fixed_entries``.
+        entries: From ``fixed_entries``.
         begun: True if a run has ended.
 
     Raises:
         ValueError: The data of a cell changed since its runs.
         DamagedFile: registered.json is unreadable.
     """
-    text = plan_text(plan, fixed)
+    text = plan_text(plan, entries)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     registered = read_registered(folder) if begun else None
     if registered is None:

@@ -115,12 +115,12 @@ def verify(
     _show(leaderboard, verification, rows)
 
 
-def _choose(entries: Sequence[Entry], typed: str, key: str) -> list[Entry]:
+def _choose(entries: Sequence[Entry], text: str, key: str) -> list[Entry]:
     """Return the entries that a text names, with its words in place of the plan's."""
-    if not typed:
+    if not text:
         return list(entries)
     labels, choice = {entry.label: entry for entry in entries}, []
-    for item in split_outside_brackets(typed, ","):
+    for item in split_outside_brackets(text, ","):
         parts = split_outside_brackets(item, " ")
         words = [part for part in parts if "=" in part]
         label = " ".join(part for part in parts if part not in words)

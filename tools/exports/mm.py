@@ -330,16 +330,16 @@ model = MODELS.build(Config.fromfile("{config}").model)
 model.init_weights()  # loads the backbone's; the rest is to be trained"""
 
 
-def script_lines(to: str, weights: str, *, whole: bool, standalone: bool) -> str:
+def script_lines(to: str, weights: str, *, has_head: bool, standalone: bool) -> str:
     """Return a Python script that uses the export; its first line makes MixerLab's part available.
 
     Args:
         to: The toolkit.
         weights: File of the checkpoint.
-        whole: The checkpoint has the whole model.
+        has_head: The checkpoint has the whole model.
         standalone: The folder has a copy of the package backbones.
     """
-    first, rest = FIRST_LINES[standalone], OPENED[to] if whole else BUILT
+    first, rest = FIRST_LINES[standalone], OPENED[to] if has_head else BUILT
     return f"{first}\n{rest.format(to=to, config=CONFIG, weights=weights)}"
 
 
@@ -375,7 +375,7 @@ def write_readme(request: ExportRequest, package: Package) -> Path:
         else ""
     )
     has_head = package.network is not None
-    script = script_lines(to, f"{name}.pth", whole=has_head, standalone=standalone)
+    script = script_lines(to, f"{name}.pth", has_head=has_head, standalone=standalone)
     file = request.folder / README
     file.write_text(
         f"""# {name} in {to}

@@ -134,8 +134,8 @@ def _name_variables(text: str) -> str:
     """Replace the marks in a config's text by variables."""
     mark = re.escape(MARK).replace(r"\{\}", r"(\w+)")
 
-    def variable(found: re.Match[str]) -> str:
-        return f"{found[1]} + '{found[2]}'" if found[2] else found[1]
+    def variable(match: re.Match[str]) -> str:
+        return f"{match[1]} + '{match[2]}'" if match[2] else match[1]
 
     return re.sub(f"'{mark}([^']*)'", variable, text)
 

@@ -114,7 +114,7 @@ def describe_preprocessing(
     backbone: Backbone,
     size: Size,
     *,
-    fixed: bool,
+    has_fixed_size: bool,
     weights: Weights = None,
 ) -> Values:
     """Describe the preprocessing of images for an exported graph, as plain values.
@@ -123,7 +123,7 @@ def describe_preprocessing(
         run: Config of the run that made the weights, or None.
         backbone: The exported one.
         size: (H, W) at which the graph was recorded.
-        fixed: The graph only takes images of this size.
+        has_fixed_size: The graph only takes images of this size.
         weights: Those outside of run folders, opened or as a path.
 
     Returns:
@@ -136,7 +136,7 @@ def describe_preprocessing(
     """
     prepared = read_preprocessing(run, backbone, weights, size[0])
     if run is not None and find_family(run["task_name"]).export_of(ANY) != "classifier":
-        return _dense_preprocessing(run, backbone, size, fixed=fixed)
+        return _dense_preprocessing(run, backbone, size, has_fixed_size=has_fixed_size)
     source = FROM_RUN if run is not None else FROM_WEIGHTS if prepared else USUAL
     if prepared is not None and run is None and size[0] != size[1]:
         prepared = dataclasses.replace(prepared, squash=True)
@@ -148,7 +148,7 @@ def describe_preprocessing(
             size[0], usual.crop_pct, not square, usual.interpolation,
             tuple(usual.mean), tuple(usual.std),
         )  # fmt: skip
-    sides = size if fixed or source != FROM_RUN else (prepared.size, prepared.size)
+    sides = size if has_fixed_size or source != FROM_RUN else (prepared.size, prepared.size)
     cropped = not prepared.squash and sides[0] == sides[1]
     if cropped:
         resize = {"shorter_side": int(sides[0] / prepared.crop_pct)}
@@ -163,7 +163,7 @@ def describe_preprocessing(
 
 
 def _dense_preprocessing(
-    run: Mapping[str, Any], backbone: Backbone, size: Size, *, fixed: bool
+    run: Mapping[str, Any], backbone: Backbone, size: Size, *, has_fixed_size: bool
 ) -> Values:
     """Describe how a detector or segmentor preprocesses images before the backbone."""
     datamodule = build(run["data"], "data", seed=run["seed"], predict_path=None)
@@ -184,12 +184,12 @@ def _dense_preprocessing(
         statistics, channels = datamodule.known_statistics(), list(bands.numbers)
         mean, std = list(statistics.mean), list(statistics.std)
     longest, shortest = max(datamodule.scale), min(datamodule.scale)
-    if fixed:
+    if has_fixed_size:
         resize: dict[str, int] = {"height": size[0], "width": size[1]}
     else:
         resize = {"longest_side_at_most": longest, "shortest_side_at_most": shortest}
     return {
-        "size": list(size) if fixed else None, "resize": resize, "crop": None,
+        "size": list(size) if has_fixed_size else None, "resize": resize, "crop": None,
         "interpolation": "bilinear", "upright": bands is None, "mean": mean, "std": std,
         "source": FROM_RUN, "channels": channels,
     }  # fmt: skip

@@ -88,7 +88,7 @@ def time_runtimes(
     return records
 
 
-def installed_runtimes(typed: str) -> list[str]:
+def installed_runtimes(text: str) -> list[str]:
     """Return the runtimes to time, torch first; by default all that are installed.
 
     Raises:
@@ -97,14 +97,14 @@ def installed_runtimes(typed: str) -> list[str]:
     from backbones.options import unknown
     from tools.exports.requests import exporter
 
-    names = typed.split(",") if typed else list(RUNTIMES)
+    names = text.split(",") if text else list(RUNTIMES)
     for name in names:
         if name not in RUNTIMES:
             raise ValueError(unknown("runtime", name, RUNTIMES))
     if set(names) & set(QUANTISED):
         exporter("onnx")  # OpenVINO's models are made from its files
     if "openvino" in names and importlib.util.find_spec("openvino") is None:
-        if typed:
+        if text:
             exporter("openvino")
         print_status("openvino is left out: it is not installed")
         names.remove("openvino")

@@ -157,7 +157,11 @@ def preprocessing(request: ExportRequest, backbone: Backbone, graph: Graph) -> V
     if request.exported_part == "model":
         return {**UNCHANGED, "size": list(request.image_size) if is_fixed else None}
     return describe_preprocessing(
-        request.run, backbone, request.image_size, fixed=is_fixed, weights=request.checkpoint
+        request.run,
+        backbone,
+        request.image_size,
+        has_fixed_size=is_fixed,
+        weights=request.checkpoint,
     )
 
 

@@ -294,7 +294,9 @@ def _facts(request: ExportRequest, task: Any, data: Any, graph: WholeGraph) -> d
     }
     if find_family(request.run["task_name"]).export_of("onnx") == "classifier":
         size = data.image_size, data.image_size
-        prepared = describe_preprocessing(request.run, task.model.backbone, size, fixed=True)
+        prepared = describe_preprocessing(
+            request.run, task.model.backbone, size, has_fixed_size=True
+        )
         if prepared["source"] != FROM_RUN:
             raise NotWholeError("this augmentation prepares images by rules of its own")
         facts["preprocessing"] = prepared

@@ -182,9 +182,9 @@ def noting_calls(part: FastModule, called: dict[str, None]) -> Iterator[None]:
     """Add the name of a fast form to ``called`` when it computes."""
     compute = part.compute
 
-    def noted(*given: Any, **named: Any) -> Any:
+    def noted(*inputs: Any, **options: Any) -> Any:
         called[type(part).__name__] = None
-        return compute(*given, **named)
+        return compute(*inputs, **options)
 
     vars(part)["compute"] = noted
     try:

@@ -28,7 +28,7 @@ def make_callbacks(
     learning_rate: bool = False,
     device: bool = False,
     gradient_norm: int = 0,
-    **others: Mapping[str, Any],
+    **extras: Mapping[str, Any],
 ) -> list[Callback]:
     """Make the callbacks of a config's group ``callbacks``.
 
@@ -41,7 +41,7 @@ def make_callbacks(
         learning_rate: Log the rate of each group of parameters.
         device: Log the use of processor, memory and GPU.
         gradient_norm: Steps between two entries of the norm of the gradients; 0: none.
-        **others: Callbacks of the user: each a ``_target_``, the dotted name of a class that can be
+        **extras: Callbacks of the user: each a ``_target_``, the dotted name of a class that can be
             imported, with its arguments. Only typed words and config files name them.
 
     Raises:
@@ -67,13 +67,16 @@ def make_callbacks(
         callbacks.append(DeviceStatsMonitor(cpu_stats=True))
     if gradient_norm:
         callbacks.append(GradientNorm(gradient_norm))
-    return [*callbacks, *(_users_callback(name, options) for name, options in others.items())]
+    return [
+        *callbacks,
+        *(_users_callback(name, options) for name, options in extras.items()),
+    ]
 
 
 def _users_callback(name: str, options: Mapping[str, Any]) -> Callback:
     """Build a callback of the user."""
     if not isinstance(options, Mapping) or "_target_" not in options:
-        names = [key for key in keywords(make_callbacks) if key != "others"]
+        names = [key for key in keywords(make_callbacks) if key != "extras"]
         problem = unknown("option of callbacks", name, names)
         raise ValueError(f"{problem} A callback of your own is callbacks.NAME._target_=<class>")
     place, arguments = f"callbacks.{name}", {k: v for k, v in options.items() if k != "_target_"}

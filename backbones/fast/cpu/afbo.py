@@ -70,7 +70,7 @@ def gated_mixer(
     size: tuple[int, int],
     weights: list[Tensor],
     blocks: list[int],
-    *others: Tensor | None,
+    *terms: Tensor | None,
 ) -> Tensor:
     """Mix a map and its prefix tokens, which skip the convolutions: (B, P + H W, C) -> the same.
 
@@ -82,13 +82,13 @@ def gated_mixer(
         blocks: Pairs, first those of a: the number of a weight, and the first column of x that it
             reads. A block that ends beyond the last column continues with the first. Their rows
             are the 2 h channels in order.
-        *others: b_a and b_b (h,), kernels of DW_a and DW_b (h, 1, 3, 3), their biases (h,), W3
+        *terms: b_a and b_b (h,), kernels of DW_a and DW_b (h, 1, 3, 3), their biases (h,), W3
             (C, h) and b3 (C,).
     """
-    *biases_and_kernels, proj, proj_bias = others
+    *biases_and_kernels, proj, proj_bias = terms
     assert proj is not None
     keep = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (tokens, *weights, *others)
+        t is not None and t.requires_grad for t in (tokens, *weights, *terms)
     )
     y: Tensor = torch.ops.mixerlab.gated_mixer(
         tokens.contiguous(), prefix, *size, weights, blocks, *biases_and_kernels, proj, proj_bias,

@@ -97,8 +97,8 @@ def _parts(variant: Variant) -> Iterator[Part]:
         yield "head1.0", "head.conv", CONV_BN
 
 
-def _block(theirs: str, ours: str, variant: Variant, stage: int) -> Iterator[Part]:
-    token, channel = f"{theirs}.token_mixer.0", f"{theirs}.channel_mixer"
+def _block(prefix: str, ours: str, variant: Variant, stage: int) -> Iterator[Part]:
+    token, channel = f"{prefix}.token_mixer.0", f"{prefix}.channel_mixer"
     side = variant.token_kernels[stage]
     kernels = variant.token_branches(stage)
     spatial = _branched((side, side), kernels, variant.seg) if kernels else PLAIN
@@ -115,11 +115,11 @@ def _block(theirs: str, ours: str, variant: Variant, stage: int) -> Iterator[Par
     yield f"{channel}.layer_scale", f"{ours}.channel_scale", PLAIN
 
 
-def _branched(first: Kernel, others: tuple[Kernel, ...], seg: bool) -> Parts:
+def _branched(first: Kernel, more_kernels: tuple[Kernel, ...], seg: bool) -> Parts:
     """Return branches by kernel; square ones are conv1, conv2 in FFNet_seg, else conv, conv1."""
     squares = ("conv1", "conv2") if seg else ("conv", "conv1")
     parts = []
-    for kernel in (first, *others):
+    for kernel in (first, *more_kernels):
         height, width = kernel
         if height == width:
             official = squares[kernel != first]

@@ -53,16 +53,16 @@ class RowInput:
     def __init__(self, before: int) -> None:
         self.before = before
 
-    def __call__(self, conv: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def __call__(self, conv: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Zero the padded tokens, and add zeros before the row."""
-        x, mask = given[0], REAL.get()
+        x, mask = inputs[0], REAL.get()
         last = x.shape[1] == 1  # (B, 1, L, C), else (B, C, 1, L)
         # A mixer that has changed the number of tokens is found by its trial.
         if mask is not None and mask.shape[1] == x.shape[2 if last else 3]:
             x = x * (mask[:, None, :, None] if last else mask[:, None, None, :]).to(x.dtype)
         if self.before:
             x = F.pad(x, (0, 0, self.before, 0) if last else (self.before, 0))
-        return (x, *given[1:])
+        return (x, *inputs[1:])
 
 
 def fit_to_sequences(mixer: nn.Module, causal: bool) -> None:

@@ -138,8 +138,8 @@ def find_facts(
 
 
 @functools.lru_cache(maxsize=64)
-def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) -> Facts:
-    typed_options = json.loads(typed)
+def _find(model: str, text: str, size: Size, in_chans: int, class_token: bool) -> Facts:
+    typed_options = json.loads(text)
     bare: Any = create_on_meta(model, {})  # with timm's classifier, the last of its layers
     parameters = inspect.signature(type(bare).__init__).parameters
     config = timm.get_pretrained_cfg(model)
@@ -196,7 +196,7 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
     embedding = results.get("embedding")
     names = network.pretrained_cfg.get("classifier") or ()
     return Facts(
-        (model, typed, size, in_chans, class_token),
+        (model, text, size, in_chans, class_token),
         size,
         network,
         options,
@@ -243,17 +243,17 @@ def create(model: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
         raise ValueError(f"timm refuses {model} with {words}: {reason}") from error
 
 
-def _without_tokens(model: str, known: Mapping[str, Any]) -> dict[str, Any]:
+def _without_tokens(model: str, model_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a model without class and register tokens."""
-    if not {"class_token", "global_pool"} <= known.keys():
+    if not {"class_token", "global_pool"} <= model_options.keys():
         raise ValueError(
             f"{model} cannot be built without its class token, which the mixer refuses; use a "
             "mixer that takes class tokens, or a model that has none"
         )
     options: dict[str, Any] = {"class_token": False, "global_pool": "avg"}
-    if "reg_tokens" in known:
+    if "reg_tokens" in model_options:
         options["reg_tokens"] = 0
-    if "num_reg_tokens" in known:
+    if "num_reg_tokens" in model_options:
         options["num_reg_tokens"] = 0
     return options
 
@@ -279,7 +279,7 @@ def _multiple(network: Any) -> int:
     return math.lcm(*map(int, strides), *(patch if isinstance(patch, tuple) else ()))
 
 
-def _pads(network: nn.Module, known: Mapping[str, Any]) -> bool:
+def _pads(network: nn.Module, options: Mapping[str, Any]) -> bool:
     """Return True if sides that the strides do not divide are refused or cut off."""
     cuts = any(
         isinstance(module, nn.Conv2d)
@@ -289,11 +289,11 @@ def _pads(network: nn.Module, known: Mapping[str, Any]) -> bool:
         and "Same" not in type(module).__name__
         for module in network.modules()
     )
-    return cuts or "img_size" in known
+    return cuts or "img_size" in options
 
 
 def _needed_multiple(
-    network: Any, in_chans: int, size: Size, own: Size, multiple: int
+    network: Any, in_chans: int, size: Size, model_size: Size, multiple: int
 ) -> int | None:
     """Return the number that sides must be multiples of, which a guess divides.
 
@@ -303,7 +303,7 @@ def _needed_multiple(
         return 1
     least = _multiple(network)
     for tried in (least * factor for factor in (1, 2, 4, 8)):
-        if any(side % tried for side in own):
+        if any(side % tried for side in model_size):
             return None
         height = (size[0] // tried + 1) * tried
         if _runs_at(network, in_chans, (height, height + tried)):
@@ -360,7 +360,7 @@ def _last_of_strides(
         if abs(strides[index] - stride) <= STRIDE_ERROR * stride:
             stride = strides[index]
         by_stride[stride] = Map(index, channels, (height, width), stride)
-    return tuple(sorted(by_stride.values(), key=lambda one: one.stride))
+    return tuple(sorted(by_stride.values(), key=lambda stage: stage.stride))
 
 
 def _groups(network: Any, *, coarse: bool) -> dict[str, int]:

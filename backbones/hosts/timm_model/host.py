@@ -176,18 +176,18 @@ class TimmBackbone(Backbone):
             rest = f" and {len(reasons_of_blocks) - 3} more" * (len(reasons_of_blocks) > 3)
             logger.info("%s keeps %s%s", self.model, ", ".join(reasons_of_blocks[:3]), rest)
 
-    def fill_slot(self, found: Found, mixer: Mixer) -> None:
+    def fill_slot(self, slot: Found, mixer: Mixer) -> None:
         """Put a mixer into a slot."""
-        if found.layout.prefix and not takes_prefix(type(mixer), mixer.kind):
+        if slot.layout.prefix and not takes_prefix(type(mixer), mixer.kind):
             raise ValueError(no_prefix(class_name(mixer)))
-        module = self.network.get_submodule(found.name)
-        placed = Placed(mixer, found.layout, found.shortcut)
+        module = self.network.get_submodule(slot.name)
+        placed = Placed(mixer, slot.layout, slot.shortcut)
         placed.replaced = {key: value.shape for key, value in module.state_dict().items()}
-        replace(self.network, found.name, placed)
-        if found.method:
-            parent = found.name.rpartition(".")[0]
+        replace(self.network, slot.name, placed)
+        if slot.method:
+            parent = slot.name.rpartition(".")[0]
             block = self.network.get_submodule(parent)
-            replace(self.network, parent, without_windows(block, found.method))
+            replace(self.network, parent, without_windows(block, slot.method))
 
     # Maps and embedding
 
@@ -212,8 +212,8 @@ class TimmBackbone(Backbone):
             for x, info in zip(maps, self.feature_info, strict=True)
         )
 
-    def _cropped(self, x: Tensor, stride: int, full: Size, size: Size) -> Tensor:
-        x = _resized(x, (ceil_div(full[0], stride), ceil_div(full[1], stride)))
+    def _cropped(self, x: Tensor, stride: int, image_size: Size, size: Size) -> Tensor:
+        x = _resized(x, (ceil_div(image_size[0], stride), ceil_div(image_size[1], stride)))
         sides = ceil_div(size[0], stride), ceil_div(size[1], stride)
         return (x if same_size(x.shape[-2:], sides) else crop(x, *sides)).contiguous()
 

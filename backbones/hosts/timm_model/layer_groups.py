@@ -52,10 +52,10 @@ class LayerGroups:
         stages = [self._stages[name] for name, number in self._layers.items() if number == layer]
         return max(min(stages) - 1, 0)
 
-    def _find(self, name: str, numbers: Mapping[str, int], other: int) -> int:
+    def _find(self, name: str, numbers: Mapping[str, int], default: int) -> int:
         """Return a parameter's number; for a module's name with a dot, the largest inside."""
         if not name.startswith(self._prefix):
-            return other
+            return default
         name = name.removeprefix(self._prefix)
         while name and name not in numbers:
             inside = [number for key, number in numbers.items() if key.startswith(f"{name}.")]
@@ -64,4 +64,4 @@ class LayerGroups:
             if inside:
                 return max(inside)
             name = name.rstrip(".").rpartition(".")[0]
-        return numbers.get(name, other)
+        return numbers.get(name, default)

@@ -57,17 +57,17 @@ def _read_entry(entry: dict[str, Any]) -> Listed:
     return Listed(**{**entry, **lists})
 
 
-def write_list(listed: Mapping[str, Listed]) -> None:
+def write_list(records: Mapping[str, Listed]) -> None:
     """Store a list of all models."""
     import timm
 
-    lines = [f"{json.dumps(name)}: {json.dumps(_brief(entry))}" for name, entry in listed.items()]
+    lines = [f"{json.dumps(name)}: {json.dumps(_brief(entry))}" for name, entry in records.items()]
     models = ",\n".join(lines)
     FILE.write_text(f'{{"timm": {json.dumps(timm.__version__)}, "models": {{\n{models}\n}}}}\n')
 
 
-def _brief(one: Listed) -> dict[str, object]:
-    return {key: value for key, value in asdict(one).items() if value or key == "family"}
+def _brief(entry: Listed) -> dict[str, object]:
+    return {key: value for key, value in asdict(entry).items() if value or key == "family"}
 
 
 def find_models(patterns: Iterable[str] = ("*",)) -> list[str]:
@@ -124,10 +124,10 @@ def try_model(model: str) -> Listed:
     )
 
 
-def smallest_of_families(listed: Mapping[str, Listed]) -> dict[str, str]:
+def smallest_of_families(models: Mapping[str, Listed]) -> dict[str, str]:
     """Return the smallest model with the most kinds of slots of each family."""
     best: dict[str, tuple[int, int, str]] = {}
-    for name, entry in listed.items():
+    for name, entry in models.items():
         if entry.error:
             continue
         rank = (-(entry.channel > 0) - (entry.token > 0), entry.parameters, name)
@@ -146,12 +146,12 @@ class Family:
     example: str
 
 
-def count_families(listed: Mapping[str, Listed]) -> list[Family]:
+def count_families(models: Mapping[str, Listed]) -> list[Family]:
     """Return the families by name, with their smallest model with the most kinds of slots."""
     families: dict[str, list[Listed]] = {}
-    for entry in listed.values():
+    for entry in models.values():
         families.setdefault(entry.family, []).append(entry)
-    examples = smallest_of_families(listed)
+    examples = smallest_of_families(models)
     return [
         Family(
             name,

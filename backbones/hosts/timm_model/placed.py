@@ -41,11 +41,11 @@ class Placed(nn.Module):
         return self.mixer.prefix_mixing
 
     def take_earlier_form(
-        self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+        self, tensors: Mapping[str, Tensor], export_options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Change the mixer as ``Mixer.take_earlier_form`` does."""
         inside = {k.removeprefix("mixer."): v for k, v in tensors.items() if k.startswith("mixer.")}
-        return self.mixer.take_earlier_form(inside, given)
+        return self.mixer.take_earlier_form(inside, export_options)
 
     def forward(self, x: Tensor, *unused: Any, **unused_too: Any) -> Tensor:
         """Return the mixed tensor in the layout of ``x``."""

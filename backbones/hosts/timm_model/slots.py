@@ -162,7 +162,7 @@ def find_slots(
 
 
 def _names_alike(
-    kind: Kind, found: Sequence[Found], modules: Mapping[str, nn.Module]
+    kind: Kind, slots: Sequence[Found], modules: Mapping[str, nn.Module]
 ) -> tuple[str, ...]:
     """Return the names of all modules like those in a kind's slots, the slots among them."""
 
@@ -171,8 +171,8 @@ def _names_alike(
         is_depthwise = isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1
         return name.rpartition(".")[2], type(module), is_depthwise
 
-    traits_of_kind = {traits(slot.name) for slot in found if slot.kind == kind}
-    names_of_others = {slot.name for slot in found if slot.kind != kind}
+    traits_of_kind = {traits(slot.name) for slot in slots if slot.kind == kind}
+    names_of_others = {slot.name for slot in slots if slot.kind != kind}
     return tuple(
         name for name in modules if name not in names_of_others and traits(name) in traits_of_kind
     )
@@ -291,7 +291,9 @@ def _block(name: str) -> str:
     return ".".join(parts)
 
 
-def _settled(candidates: list[_Candidate], kept: dict[str, str]) -> list[tuple[_Candidate, Kind]]:
+def _settled(
+    candidates: list[_Candidate], reasons: dict[str, str]
+) -> list[tuple[_Candidate, Kind]]:
     """Decide what conv FFNs are, and which of several token mixers of a block counts."""
     blocks: dict[str, list[_Candidate]] = {}
     for candidate in candidates:
@@ -304,11 +306,13 @@ def _settled(candidates: list[_Candidate], kept: dict[str, str]) -> list[tuple[_
         for candidate in members:
             if candidate.kind == "weak":
                 if has_token or len(weak) > 1:
-                    kept[candidate.call.name] = "its block has another token mixer"
+                    reasons[candidate.call.name] = "its block has another token mixer"
                 elif not channel and not _is_only_convolution(candidate):
-                    kept[candidate.call.name] = "its block has other convolutions of several places"
+                    reasons[candidate.call.name] = (
+                        "its block has other convolutions of several places"
+                    )
                 elif DOWNSAMPLING.search(candidate.call.name):
-                    kept[candidate.call.name] = "it belongs to a downsampling"
+                    reasons[candidate.call.name] = "it belongs to a downsampling"
                 else:
                     settled.append((candidate, "token"))
             elif candidate.kind == "either":
@@ -321,24 +325,24 @@ def _settled(candidates: list[_Candidate], kept: dict[str, str]) -> list[tuple[_
     return settled
 
 
-def _is_only_convolution(one: _Candidate) -> bool:
+def _is_only_convolution(candidate: _Candidate) -> bool:
     """Return True if no other layer of the block reads several places."""
     return all(
-        layer.is_pointwise or any(layer is layer_of_call for layer_of_call in one.call.layers)
-        for layer in one.around.layers
-    ) and not any(layer.is_pointwise for layer in one.call.layers)
+        layer.is_pointwise or any(layer is layer_of_call for layer_of_call in candidate.call.layers)
+        for layer in candidate.around.layers
+    ) and not any(layer.is_pointwise for layer in candidate.call.layers)
 
 
 def _kept_mixers(
-    found: list[str], skipped: Mapping[str, str], calls: Mapping[str, list[ModuleCall]]
+    slot_names: list[str], skipped: Mapping[str, str], calls: Mapping[str, list[ModuleCall]]
 ) -> dict[str, str]:
     """Return attention without a slot, with the reason."""
     reasons: dict[str, str] = {}
     for name, calls_of_module in calls.items():
-        call, listed_names = calls_of_module[0], [*found, *skipped, *reasons]
+        call, listed_names = calls_of_module[0], [*slot_names, *skipped, *reasons]
         if any(name == name_ or name.startswith(f"{name_}.") for name_ in listed_names):
             continue
-        if any(name_.startswith(f"{name}.") for name_ in found) or call.adds_input:
+        if any(name_.startswith(f"{name}.") for name_ in slot_names) or call.adds_input:
             continue
         if name.rpartition(".")[2].isdigit():
             continue
@@ -351,7 +355,7 @@ def _kept_mixers(
 
 
 def _slot(
-    one: _Candidate,
+    candidate: _Candidate,
     kind: Kind,
     network: nn.Module,
     modules: Mapping[str, nn.Module],
@@ -359,11 +363,11 @@ def _slot(
     size: Size,
     frame: Frame,
 ) -> Found | str:
-    name = one.call.name
-    dim = _width(one)
+    name = candidate.call.name
+    dim = _width(candidate)
     if dim is None:
         return "the channels of its input are not recognised"
-    if dim not in (*one.around.input_shape[1:], *(one.around.returned or (0, dim))[1:]):
+    if dim not in (*candidate.around.input_shape[1:], *(candidate.around.returned or (0, dim))[1:]):
         return f"it works on {dim} hidden channels"
     parent = modules[name.rpartition(".")[0]]
     around = next(iter(calls.get(name.rpartition(".")[0], [])), None)
@@ -373,33 +377,33 @@ def _slot(
             method = WINDOWED[cls.__name__]
     if method:
         assert around is not None
-        grid = _grid(around.input_shape, dim, one.call, size, network)
+        grid = _grid(around.input_shape, dim, candidate.call, size, network)
         if grid is None:
             return "the size of its block's map is not recognised"
         place = Place(_stride(size, grid), grid, frame)
         layout: Layout | str = (
             ChannelsFirst(place)
-            if _is_channels_first(around.input_shape, dim, one.call)
+            if _is_channels_first(around.input_shape, dim, candidate.call)
             else Layout(place)
         )
     else:
-        layout = _layout(one, dim, network, modules, around, size, frame)
+        layout = _layout(candidate, dim, network, modules, around, size, frame)
     if isinstance(layout, str):
         return layout
     ratio = 4.0
     if kind == "channel":
-        pointwise = [layer for layer in one.call.layers if layer.is_pointwise]
+        pointwise = [layer for layer in candidate.call.layers if layer.is_pointwise]
         ratio = pointwise[-1].inputs / dim
-    shortcut = type(one.module).__name__ in WITH_SHORTCUT
-    return Found(name, one.block, kind, dim, ratio, layout, shortcut, method)
+    shortcut = type(candidate.module).__name__ in WITH_SHORTCUT
+    return Found(name, candidate.block, kind, dim, ratio, layout, shortcut, method)
 
 
-def _width(one: _Candidate) -> int | None:
+def _width(candidate: _Candidate) -> int | None:
     """Return the channels C of a candidate's input."""
-    input_shape, layers = one.call.input_shape, one.call.layers
-    if _is_transposed(one.call, one.around):
+    input_shape, layers = candidate.call.input_shape, candidate.call.layers
+    if _is_transposed(candidate.call, candidate.around):
         return input_shape[1]
-    if any(_mixes_tokens(layer, one.call) for layer in layers):
+    if any(_mixes_tokens(layer, candidate.call) for layer in layers):
         return input_shape[2]
     for layer in (layers[0], layers[-1]) if layers else ():
         for width in (layer.inputs, layer.outputs):
@@ -461,7 +465,7 @@ def _tokens(count: int, size: Size, network: nn.Module) -> tuple[Size, int] | No
 
 
 def _layout(
-    one: _Candidate,
+    candidate: _Candidate,
     dim: int,
     network: nn.Module,
     modules: Mapping[str, nn.Module],
@@ -470,16 +474,20 @@ def _layout(
     frame: Frame,
 ) -> Layout | str:
     """Return the layout of a candidate's input, or the reason why it lacks one."""
-    shape = one.call.input_shape
-    special = _special(one, modules, size, frame, network)
+    shape = candidate.call.input_shape
+    special = _special(candidate, modules, size, frame, network)
     if special is not None:
         return special
     if shape[0] == BATCH and len(shape) == 4:
-        grid = _grid(shape, dim, one.call, size, network)
+        grid = _grid(shape, dim, candidate.call, size, network)
         if grid is None:
             return f"its input {shape} is not a map of the image"
         place = Place(_stride(size, grid), grid, frame)
-        return ChannelsFirst(place) if _is_channels_first(shape, dim, one.call) else Layout(place)
+        return (
+            ChannelsFirst(place)
+            if _is_channels_first(shape, dim, candidate.call)
+            else Layout(place)
+        )
     if shape[0] == BATCH and len(shape) == 3:
         transposed = shape[1] == dim and shape[2] != dim
         tokens = _tokens(shape[2] if transposed else shape[1], size, network)
@@ -490,11 +498,11 @@ def _layout(
         if transposed:
             return "its prefix tokens lie in the map" if prefix else TransposedTokens(place)
         return TokenSequence(place, prefix)
-    return _windows(one, dim, modules, around, size, frame, network)
+    return _windows(candidate, dim, modules, around, size, frame, network)
 
 
 def _windows(
-    one: _Candidate,
+    candidate: _Candidate,
     dim: int,
     modules: Mapping[str, nn.Module],
     around: ModuleCall | None,
@@ -504,12 +512,12 @@ def _windows(
 ) -> Layout | str:
     """Return the layout of windows that a block cut its map into."""
     shape, wrong = (
-        one.call.input_shape,
-        f"its input {one.call.input_shape} is not a map of the image",
+        candidate.call.input_shape,
+        f"its input {candidate.call.input_shape} is not a map of the image",
     )
     if around is None or shape[0] % BATCH or shape[-1] != dim:
         return wrong
-    grid = _grid(around.input_shape, dim, one.call, size, network)
+    grid = _grid(around.input_shape, dim, candidate.call, size, network)
     if grid is None:
         return wrong
     places = math.prod(shape[1:-1])
@@ -522,18 +530,18 @@ def _windows(
 
 
 def _special(
-    one: _Candidate,
+    candidate: _Candidate,
     modules: Mapping[str, nn.Module],
     size: Size,
     frame: Frame,
     network: Any,
 ) -> Layout | str | None:
     """Return the layout of tokens in an order that only the network knows."""
-    shape, name = one.call.input_shape, one.call.name
+    shape, name = candidate.call.input_shape, candidate.call.name
     above = [modules[".".join(name.split(".")[:i])] for i in range(name.count(".") + 1)]
     kinds = [type(module).__name__ for module in above]
     if "Hiera" in kinds or type(network).__name__ == "Hiera":
-        return _unrolled(one, size, frame, network)
+        return _unrolled(candidate, size, frame, network)
     for module, kind in zip(above, kinds, strict=True):
         part: Any = module
         if kind == "NestLevel":
@@ -553,9 +561,12 @@ def _special(
     return None
 
 
-def _unrolled(one: _Candidate, size: Size, frame: Frame, network: Any) -> Layout | str:
+def _unrolled(candidate: _Candidate, size: Size, frame: Frame, network: Any) -> Layout | str:
     """Return Hiera's order of tokens in a block."""
-    tokens, index = one.call.input_shape[1], int(re.findall(r"blocks\.(\d+)\.", one.call.name)[0])
+    tokens, index = (
+        candidate.call.input_shape[1],
+        int(re.findall(r"blocks\.(\d+)\.", candidate.call.name)[0]),
+    )
     numbers = torch.arange(tokens, device="cpu").view(1, tokens, 1)
     with torch.device("cpu"):
         order = network.reroll(numbers, index)

@@ -159,19 +159,19 @@ class SparseMoE(Mixer):
         return {**self.__dict__, "penalty": None}
 
 
-def seats(chosen: Tensor, experts: int, places: int) -> tuple[Tensor, Tensor]:
+def seats(routes: Tensor, experts: int, places: int) -> tuple[Tensor, Tensor]:
     """Assign places of experts to tokens, first choices first and tokens in their order.
 
     Args:
-        chosen: Experts of each token, (B, N, k).
+        routes: Experts of each token, (B, N, k).
         experts: E.
         places: c, of each expert.
 
     Returns:
         Place e c + s of each choice and token, (B, k N), or E c without one; and if it has one.
     """
-    requests = chosen.mT.flatten(1)
-    asks = requests.unsqueeze(-1) == torch.arange(experts, device=chosen.device)
+    requests = routes.mT.flatten(1)
+    asks = requests.unsqueeze(-1) == torch.arange(experts, device=routes.device)
     rank = asks.long().cumsum(1).gather(-1, requests.unsqueeze(-1)).squeeze(-1) - 1
     is_taken = rank < places
     return torch.where(is_taken, requests * places + rank, experts * places), is_taken

@@ -214,11 +214,11 @@ class IFFN(Mixer):
             )
 
     def take_earlier_form(
-        self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+        self, tensors: Mapping[str, Tensor], export_options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Change to the form of ``iffn_bn``, the default until the authors' code decided."""
         has_batch_norms = {"bn_mid.weight", "bn_out.weight"} & tensors.keys()
-        if "norm" in given or self.options["norm"] == "batch" or not has_batch_norms:
+        if "norm" in export_options or self.options["norm"] == "batch" or not has_batch_norms:
             return {}
         for place in ("mid", "out"):
             norm = getattr(self, f"ln_{place}")
@@ -228,7 +228,7 @@ class IFFN(Mixer):
                 setattr(self, f"ln_{place}", None)
         self.drops_before_dw = False
         changes: dict[str, Any] = {"norm": "batch"}
-        if self.dw is not None and "dw_residual" not in given:
+        if self.dw is not None and "dw_residual" not in export_options:
             self.dw.shortcut, changes["dw_residual"] = False, False
         self.options |= changes
         return changes

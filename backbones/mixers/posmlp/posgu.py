@@ -90,7 +90,7 @@ def gating_unit(
         )
     else:
         has_free_matrix = relation == "offset_and_free"
-        tokens = LookupRelation(side, count, bias=bias, free=has_free_matrix, cache=cache)
+        tokens = LookupRelation(side, count, bias=bias, has_weight=has_free_matrix, cache=cache)
     shifted = _shifted(shift, slot)
     return GatedMLP(
         dim, hidden_ratio, tokens, structure=structure, norm=norm, shifted=shifted, drop=drop

@@ -133,12 +133,12 @@ class LookupRelation(TokenRelation):
     """
 
     def __init__(
-        self, window: int, groups: int = 1, *, bias: bool = True, free: bool = False,
+        self, window: int, groups: int = 1, *, bias: bool = True, has_weight: bool = False,
         cache: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(window, groups, bias=bias, cache=cache)
         self.table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, groups))
-        self.weight = nn.Parameter(torch.empty(window**2, window**2)) if free else None
+        self.weight = nn.Parameter(torch.empty(window**2, window**2)) if has_weight else None
         if self.weight is not None:
             nn.init.trunc_normal_(self.weight, std=TINY)
 

@@ -100,14 +100,14 @@ def modulated_deform_conv_backward(
         total += grad
 
 
-def _plain_place(given: Mapping[str, int]) -> Place:
+def _plain_place(sizes: Mapping[str, int]) -> Place:
     names = ("dH", "dW", "padH", "padW", "dilationH", "dilationW", "group", "deformable_group")
-    return cast(Place, tuple(given[name] for name in names))
+    return cast(Place, tuple(sizes[name] for name in names))
 
 
-def _modulated_place(given: Mapping[str, int]) -> Place:
+def _modulated_place(sizes: Mapping[str, int]) -> Place:
     sides = [f"{name}_{axis}" for name in ("stride", "pad", "dilation") for axis in "hw"]
-    return cast(Place, tuple(given[name] for name in (*sides, "group", "deformable_group")))
+    return cast(Place, tuple(sizes[name] for name in (*sides, "group", "deformable_group")))
 
 
 def _convolve(

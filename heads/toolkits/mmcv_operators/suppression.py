@@ -89,10 +89,10 @@ def _drop(items: Array, dropped: Array) -> Array:
     return items[:end]
 
 
-def _overlaps(box: Array, others: Array, offset: int) -> Array:
+def _overlaps(box: Array, boxes: Array, offset: int) -> Array:
     """Return the intersection over union of a box (4,) with others (N, 4), in their precision."""
-    near, far = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
+    near, far = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
     shared = np.maximum(far - near + offset, 0).prod(1)
-    areas = (others[:, 2:] - others[:, :2] + offset).prod(1)
+    areas = (boxes[:, 2:] - boxes[:, :2] + offset).prod(1)
     with np.errstate(invalid="ignore", divide="ignore"):  # boxes of area 0
         return shared / ((box[2:] - box[:2] + offset).prod() + areas - shared)

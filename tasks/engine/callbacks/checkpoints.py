@@ -153,9 +153,9 @@ class KeepLast(Checkpoint):
             loop.stop = self._stopped(trainer)
 
     @staticmethod
-    def _in_any_process(trainer: Trainer, own: bool) -> bool:
-        """Return True if ``own`` is True in any process."""
-        return trainer.strategy.reduce_boolean_decision(own, all=False)
+    def _in_any_process(trainer: Trainer, flag: bool) -> bool:
+        """Return True if ``flag`` is True in any process."""
+        return trainer.strategy.reduce_boolean_decision(flag, all=False)
 
     def _stopped(self, trainer: Trainer) -> RunStopped:
         log_info(

@@ -143,6 +143,6 @@ def with_classes(
     return tensors
 
 
-def _enumerate(names: Sequence[str], shown: int = 20) -> str:
-    text = ", ".join(names[:shown])
-    return text if len(names) <= shown else f"{text} and {len(names) - shown} more"
+def _enumerate(names: Sequence[str], most: int = 20) -> str:
+    text = ", ".join(names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"

@@ -75,32 +75,45 @@ def _damaged(path: str, problem: str) -> DamagedCheckpoint:
     )
 
 
-def _misfit(found: Any, own: Any, place: str) -> str | None:
+def _misfit(file_value: Any, run_value: Any, place: str) -> str | None:
     """Describe where values differ in form: keys, lengths, types and flags, not numbers.
 
     Flags may be missing, as torch adds them from release to release.
     """
-    if isinstance(own, Mapping):
-        if not isinstance(found, Mapping):
+    if isinstance(run_value, Mapping):
+        if not isinstance(file_value, Mapping):
             return f"{place} must be a dictionary"
-        flags = {key: flag for key, flag in own.items() if flag is None or isinstance(flag, bool)}
-        complete = {**flags, **found}
-        items = [(f"{place}.{key}", complete.get(key), value) for key, value in own.items()]
-    elif isinstance(own, list | tuple):
-        if not isinstance(found, list | tuple) or len(found) != len(own):
-            return f"{place} must be a list of {len(own)}"
-        items = [(f"{place}.{i}", *pair) for i, pair in enumerate(zip(found, own, strict=True))]
-    elif own is None or isinstance(own, bool):
-        is_free = place.endswith(FREE_FLAGS) and isinstance(found, bool)
-        return None if is_free or found is own or found is bool(own) else f"{place} must be {own}"
-    elif isinstance(own, Tensor) and own.ndim:
-        fits = isinstance(found, Tensor) and found.shape == own.shape
-        return None if fits else f"{place} must be a tensor of {tuple(own.shape)}"
-    elif isinstance(own, torch.dtype):
-        return None if found == own else f"{place} must be {own}"
+        flags = {
+            key: flag for key, flag in run_value.items() if flag is None or isinstance(flag, bool)
+        }
+        complete = {**flags, **file_value}
+        items = [(f"{place}.{key}", complete.get(key), value) for key, value in run_value.items()]
+    elif isinstance(run_value, list | tuple):
+        if not isinstance(file_value, list | tuple) or len(file_value) != len(run_value):
+            return f"{place} must be a list of {len(run_value)}"
+        items = [
+            (f"{place}.{i}", *pair)
+            for i, pair in enumerate(zip(file_value, run_value, strict=True))
+        ]
+    elif run_value is None or isinstance(run_value, bool):
+        is_free = place.endswith(FREE_FLAGS) and isinstance(file_value, bool)
+        return (
+            None
+            if is_free or file_value is run_value or file_value is bool(run_value)
+            else f"{place} must be {run_value}"
+        )
+    elif isinstance(run_value, Tensor) and run_value.ndim:
+        fits = isinstance(file_value, Tensor) and file_value.shape == run_value.shape
+        return None if fits else f"{place} must be a tensor of {tuple(run_value.shape)}"
+    elif isinstance(run_value, torch.dtype):
+        return None if file_value == run_value else f"{place} must be {run_value}"
     else:
-        right = type(found) is type(own) if isinstance(own, int | str) else _is_number(found)
-        return None if right else f"{place} must be of type {type(own).__name__}"
+        right = (
+            type(file_value) is type(run_value)
+            if isinstance(run_value, int | str)
+            else _is_number(file_value)
+        )
+        return None if right else f"{place} must be of type {type(run_value).__name__}"
     return next(filter(None, (_misfit(*item[1:], item[0]) for item in items)), None)
 
 
@@ -111,16 +124,16 @@ def _is_number(value: Any) -> bool:
     return number and math.isfinite(value)
 
 
-def _state_misfit(found: Mapping[str, Any], optimizer: Optimizer) -> str | None:
+def _state_misfit(file_state: Mapping[str, Any], optimizer: Optimizer) -> str | None:
     """Describe a parameter whose state has another form than the optimiser would give it."""
-    groups = zip(found["param_groups"], optimizer.param_groups, strict=True)
+    groups = zip(file_state["param_groups"], optimizer.param_groups, strict=True)
     parameters = {
         key: parameter
         for saved, group in groups
         for key, parameter in zip(saved["params"], group["params"], strict=True)
     }
     probes = _probe(optimizer, {parameter.shape for parameter in parameters.values()})
-    for key, state in found["state"].items():
+    for key, state in file_state["state"].items():
         if key not in parameters:
             return f"optimizer_states.0.state.{key} is of no parameter"
         expected = probes[parameters[key].shape]

@@ -141,7 +141,7 @@ def _evaluate(subject: Subject) -> tuple[Tensor, Tensor, list[Worst]]:
                 shares, batch.images, batch.names, batch.labels.tolist(),
                 probabilities.argmax(1).tolist(), strict=True,
             )  # fmt: skip
-            worst = sorted(worst, key=lambda one: one[0])[:WORST]
+            worst = sorted(worst, key=lambda row: row[0])[:WORST]
             parts.append(probabilities)
             labels.append(batch.labels)
     return torch.cat(parts), torch.cat(labels), worst

@@ -174,14 +174,14 @@ def _matrices(relation: Relation, most: int) -> list[tuple[str, Any]]:
     ]
 
 
-def _drawn_matrices(whole: Mapping[str, Panels], rows: Mapping[str, Panels]) -> Any:
+def _drawn_matrices(panels: Mapping[str, Panels], rows: Mapping[str, Panels]) -> Any:
     """Draw each layer's matrices, then the token's rows in row-major order."""
-    widths = [1 + max(map(len, layers.values())) for layers in whole.values()]
-    figure, axes = new_figure(max(map(len, whole.values())), sum(widths), 1.7, 1.7)
+    widths = [1 + max(map(len, layers.values())) for layers in panels.values()]
+    figure, axes = new_figure(max(map(len, panels.values())), sum(widths), 1.7, 1.7)
     for axis in axes.flat:
         hide_axes(axis)
     start = 0
-    for (label, layers), width in zip(whole.items(), widths, strict=True):
+    for (label, layers), width in zip(panels.items(), widths, strict=True):
         axes[0, start].annotate(
             wrap_text(label, 24), (0, 1.25), xycoords="axes fraction", fontsize=7
         )
