@@ -45,7 +45,7 @@ MIXERS = {
     "pooling": ("pooling", "token_mixer"),
     "sep_conv": ("depthwise convolution", "token_mixer"),
     "spatial_mlp": ("MLP over tokens", "token_mixer"),
-    "glrpe": ("gated MLP over tokens", "token_mixer"),
+    "sgu": ("gated MLP over tokens", "token_mixer"),
     "fnet": ("Fourier", "token_mixer"),
     "relu_linear": ("linear attention", "token_mixer"),
     "sbm": ("sums of basis matrices", "token_mixer"),
