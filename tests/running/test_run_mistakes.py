@@ -39,7 +39,7 @@ MISTAKES = {
     "task=classification recipe=sample_long": "this recipe is for task=detection or segmentation; "
     "task=classification takes recipe=cifar100_scratch, recipe=convnext, ",
     "task=segmentation backbone=swin_t recipe=swin": "this recipe is for task=classification; "
-    "task=segmentation takes recipe=ffnet_ade20k, ",
+    "task=segmentation takes recipe=convnext_ade20k, ",
     "recipe=deit": "this recipe is made for data=imagenet: pass data=imagenet data.root=",
     "data=imagenet recipe=swin backbone=deit_t": "but not for deit_t; pass backbone.drop_path_rate",
     "data=imagenet recipe=deit schedule.warmup=5": "schedule.warmup=5 epochs are the whole",
