@@ -156,6 +156,12 @@ WHOLE = tuple(
     for name, family in families().items()
     if family.counted is not None and not family.counted.parts
 )
+# Detectors and segmentors are timed from images to answers.
+GRAPHS = tuple(
+    name
+    for name, family in families().items()
+    if family.counted is not None and (family.whole_graph or not family.counted.parts)
+)
 PIPELINES = tuple(name for name, family in families().items() if family.pipeline)
 
 COLUMNS = {
@@ -211,7 +217,7 @@ def run_benchmark(command: Sequence[str]) -> None:
         option_words = [word for word in arguments if word.partition("=")[0] in DEFAULTS[kind]]
         words = [word for word in arguments if word not in option_words]
     tasks = {"data": {"task": PIPELINES}, "backbones": {"task": WHOLE}}
-    tasks["runtimes"] = {"task": WHOLE, "device": ("cpu",), "dtype": ("float32",)}
+    tasks["runtimes"] = {"task": GRAPHS, "device": ("cpu",), "dtype": ("float32",)}
     choices = {**CHOICES, **tasks.get(kind, {})}
     options = parse_options(option_words, DEFAULTS[kind], choices, takes_backbone=kind != "data")
     if kind == "data":

@@ -279,9 +279,10 @@ def test_runtimes_take_turns_with_torch(capsys, stub_networks):
 
 
 @pytest.mark.slow
-def test_runtimes_time_whole_networks_in_int8(capsys):
+@pytest.mark.parametrize("task", ["segmentation", "detection"])
+def test_runtimes_time_whole_networks_in_int8(task, capsys):
     pytest.importorskip("onnxruntime")
-    words = ("backbone=resnet18", "task=segmentation", "runtime=onnxruntime,compiled", "batch=1")
+    words = ("backbone=resnet18", f"task={task}", "runtime=onnxruntime,compiled", "batch=1")
     rows = records_of(capsys, "runtimes", *words, "threads=1", *TINY[1:])
     names = ["torch", "compiled torch", "onnxruntime", "onnxruntime INT8"]
     assert [row["runtime"] for row in rows] == names

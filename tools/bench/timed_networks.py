@@ -121,6 +121,7 @@ def build_network(network: Network, options: Mapping[str, str]) -> Any:
     counted = family.counted
     assert counted is not None
     config = {"head": head_config(family.name, counted.head)}
+    values = {**values, "dense": True} if counted.parts else values
     model = build(
         config["head"], "head", backbone=create_backbone(name, **values), **counted.targets
     )
@@ -129,14 +130,22 @@ def build_network(network: Network, options: Mapping[str, str]) -> Any:
 
 def to_device(model: Any, options: Mapping[str, str]) -> Any:
     """Move a module to its device, and compile it if requested."""
+    model = model.to(options["device"])
+    return model if options["compile"] == "false" else compile_network(model)
+
+
+def compile_network(model: Any, *, in_parts: bool = False) -> Any:
+    """Compile a network for each size of its inputs.
+
+    Args:
+        model: The network.
+        in_parts: Python may compute between parts of it, such as the size of a detector's answers.
+    """
     import torch
 
-    model = model.to(options["device"])
-    if options["compile"] == "false":
-        return model
     # All networks share one code object, and by default torch compiles at most 8 versions of it.
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 4096
-    return torch.compile(model, fullgraph=True, dynamic=False)
+    return torch.compile(model, fullgraph=not in_parts, dynamic=False)
 
 
 def find_paper_ratio(network: Network, baseline: Network, task: str = "") -> float | None:
