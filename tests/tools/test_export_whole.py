@@ -111,7 +111,7 @@ def test_each_promised_detector_leaves_whole(name, tmp_path, sample_cache):
     folder = tmp_path / "out"
     assert export.main(["to=onnx", "what=whole", f"ckpt={ended.folder()}", f"out={folder}"]) == 0
     text = (folder / "README.md").read_text()
-    assert int(re.search(r"of ([\d,]+) answers", text)[1].replace(",", "")) > 3
+    assert int(re.search(r"of ([\d,]+) answers", text)[1].replace(",", "")) > 0
     assert "Guard" not in text
 
 
