@@ -119,9 +119,14 @@ def row(name: str, facts: dict[str, Any], ratios: dict[str, float]) -> list[str]
         f"{facts['low']:.2f} to {facts['high']:.2f}",
         facts["verdict"],
         f"{ratios['ratio']:.2f}",
-        ", ".join(facts["float_layers"]) or "none",
+        layers_cell(facts["float_layers"]),
         f"{first['loss']:.2f} ({first['low']:.2f} to {first['high']:.2f})",
     ]
+
+
+def layers_cell(layers: Sequence[str]) -> str:
+    """Return the number of layers and the worst one."""
+    return f"{len(layers)}, first `{layers[0]}`" if layers else "none"
 
 
 def write(rows: list[list[str]], options: Sequence[str]) -> None:
