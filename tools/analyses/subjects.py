@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from backbones import Backbone, create_backbone
@@ -141,6 +142,9 @@ class Subject:
         for start in range(0, count, at_once):
             part = indices[start : start + at_once]
             samples = self.data.normalise(collate([dataset[0, index] for index in part]))
+            if self.preprocessor() is None:
+                device = next(self.backbone.parameters()).device
+                samples = move_data_to_device(samples, device)
             names = tuple(self.data.predict_name(index) for index in part)
             yield self._batch(samples, names)
 
