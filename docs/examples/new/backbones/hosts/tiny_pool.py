@@ -42,14 +42,14 @@ class TinyPool(HierarchicalBackbone):
     def __init__(self, config: HostConfig) -> None:
         super().__init__()
         self.steps = (config.patch_size, 2, 2, 2)
-        self.shrink = nn.ModuleList(
+        self.patch_embeds = nn.ModuleList(
             nn.Conv2d(before, width, step, step)
             for before, width, step in zip((3, *WIDTHS), WIDTHS, self.steps, strict=False)
         )
         rates = drop_path_rates(config.drop_path_rate, len(WIDTHS))
-        self.stages = nn.ModuleList(map(Block, WIDTHS, rates))
+        self.blocks = nn.ModuleList(map(Block, WIDTHS, rates))
         self.set_maps(config, WIDTHS)
-        for stage, (block, info) in enumerate(zip(self.stages, self.feature_info, strict=True)):
+        for stage, (block, info) in enumerate(zip(self.blocks, self.feature_info, strict=True)):
             # Last, after all own weights.
             grid = config.grid(info.stride)
             slot = Slot(info.channels, 4.0, grid, stage, 0, dense=config.dense)
@@ -59,10 +59,10 @@ class TinyPool(HierarchicalBackbone):
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> (B, h, w, C) after each stage."""
         maps, x = [], images
-        for shrink, block, step in zip(self.shrink, self.stages, self.steps, strict=True):
+        for embed, block, step in zip(self.patch_embeds, self.blocks, self.steps, strict=True):
             height, width = x.shape[-2:]
             x = F.pad(x, (0, missing(width, step), 0, missing(height, step)))
-            maps.append(block(to_nhwc(shrink(x))))
+            maps.append(block(to_nhwc(embed(x))))
             x = to_nchw(maps[-1])
         return maps
 
