@@ -47,6 +47,8 @@ class GatedStar(Mixer):
         drop: float = 0.0,
     ) -> None:
         super().__init__()
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, got {kernel_size}")
         hidden = hidden_width(dim, hidden_ratio)
         self.w1, self.w2 = nn.Linear(dim, hidden), nn.Linear(dim, hidden)
         self.depthwise = nn.Conv2d(

@@ -19,6 +19,7 @@ from backbones.registry import register_mixer
     kind="token",
     source="Katharopoulos et al., ICML 2020, Eq. 5 to 7",
     named_on=("swin_t", "deit_t"),
+    ignores_order=True,
 )
 class LinearAttention(Mixer):
     """phi(Q) (phi(K)^T V) over its sum of weights, with phi(x) = ELU(x) + 1.
@@ -36,7 +37,7 @@ class LinearAttention(Mixer):
 
     def __init__(self, dim: int, *, num_heads: int = 1) -> None:
         super().__init__()
-        if dim % num_heads:
+        if num_heads < 1 or dim % num_heads:
             raise ValueError(f"num_heads must divide {dim}, got {num_heads}")
         self.num_heads = num_heads
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
