@@ -70,7 +70,7 @@ def time_runtimes(
         label = network_label(network)
         print_status(f"{label}: {size}, batch {batch}, {rounds} rounds")
         with tempfile.TemporaryDirectory() as folder:
-            model, inputs = _whole(network, family, batch, shape, options)
+            model, inputs = _model_and_inputs(network, family, batch, shape, options)
             steps = _steps(label, model, inputs, runtimes, threads, options, Path(folder))
             seconds = dict(
                 zip(
@@ -118,7 +118,7 @@ def installed_runtimes(text: str) -> list[str]:
     return list(dict.fromkeys(["torch", *names]))
 
 
-def _whole(
+def _model_and_inputs(
     network: Network, family: Family, batch: int, shape: Sequence[int], options: Mapping[str, str]
 ) -> tuple[Any, tuple[Tensor, ...]]:
     """Build a network and inputs: a detector or segmentor from bytes to boxes or labels."""
