@@ -61,7 +61,7 @@ CASES = [
     for name, (precisions, _) in RUNS.items()
     for precision in precisions
 ]
-# What predicts, leaves and resumes, too: each in one precision, by turns.
+# Cases that predict, leave and resume, too: each family in one precision, in turn.
 RESUMED = {
     (name, precisions[turn % len(precisions)])
     for turn, (name, (precisions, _)) in enumerate(RUNS.items())
