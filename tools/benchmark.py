@@ -29,6 +29,7 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
   int8=true                 runtimes: the INT8 forms of ONNX Runtime and OpenVINO as well
   task=classification       backbones, runtimes: also {tasks}, with the whole network and
                             inputs that tools/complexity.py counts
+                            runtimes: {dense} too, from bytes to answers
                             loop: any task; options of run.py such as data.batch_size=64
                             head=retinanet logger=csv may follow (default: backbone=deit_t)
                             data: {pipelines}
@@ -200,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 after an error."""
     text = (__doc__ or "").replace("{pipelines}", ", ".join(PIPELINES))
     text = text.replace("{tasks}", ", ".join(name for name in WHOLE if name != usual_task()))
+    text = text.replace("{dense}", ", ".join(name for name in GRAPHS if name not in WHOLE))
     text = text.replace("{runtimes}", "torch, compiled, onnxruntime, openvino")
     text = text.replace("{hosts}", DEFAULTS["mixers"]["host"])
     for kind in ("tokens", "scans"):
