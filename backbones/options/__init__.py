@@ -7,9 +7,11 @@ from backbones.options.signatures import (
     check_arguments,
     check_builder,
     check_complete,
+    check_types,
     defaults,
     keywords,
     whole_arguments,
+    with_whole_values,
 )
 from backbones.options.suggestions import listed, plural, shortened, unknown, unknown_backbone
 from backbones.options.values import check_odd, check_value
@@ -23,6 +25,7 @@ __all__ = [
     "check_builder",
     "check_complete",
     "check_odd",
+    "check_types",
     "check_value",
     "defaults",
     "keywords",
@@ -38,4 +41,5 @@ __all__ = [
     "unknown_backbone",
     "variant_of",
     "whole_arguments",
+    "with_whole_values",
 ]

@@ -79,7 +79,17 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
     Raises:
         ValueError: The message names the option and its allowed values.
     """
-    hints, takes_more = _parameters(call)
+    check_types(*_parameters(call), arguments, group)
+
+
+def check_types(
+    hints: Mapping[str, Any], takes_more: bool, arguments: Mapping[str, Any], group: str
+) -> None:
+    """Check names and types of arguments by the types of a signature.
+
+    Raises:
+        ValueError: The message names the option and its allowed values.
+    """
     for name, value in arguments.items():
         if name in hints:
             check_value(f"{group}.{name}", value, hints[name])
@@ -89,7 +99,11 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
 
 def whole_arguments(call: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments with 10.0 as 10 for parameters that take whole numbers only."""
-    hints, _ = _parameters(call)
+    return with_whole_values(_parameters(call)[0], arguments)
+
+
+def with_whole_values(hints: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with 10.0 as 10 where the types of a signature take whole numbers only."""
     return {
         name: with_whole_numbers(value, hints[name]) if name in hints else value
         for name, value in arguments.items()

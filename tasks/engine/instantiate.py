@@ -10,19 +10,27 @@ from typing import Any
 
 from backbones.importing import read_declarations
 from backbones.options import (
-    check_arguments,
     check_complete,
+    check_types,
     defaults,
     listed,
     whole_arguments,
+    with_whole_values,
 )
 from tasks.engine.family import families, family_of_task, imported
 from tasks.engine.run_folder.earlier_releases import current_target
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.written_signatures import read_signature
 
 # Packages whose modules may be named in a config, by the option that names them: configs come from
 # command lines and from other people's run folders. A module of HEADS or TRANSFORMS lists in its
 # TARGETS what may be called; every data module of DATA and every family's task may.
 DATA, HEADS, TRANSFORMS = "datamodules", "heads", "datamodules.images"
+# Groups without a target: the function that takes their options.
+CALLED = {
+    "optimizer": "tasks.engine.optimisation.optimizer.build_optimizer",
+    "schedule": "tasks.engine.optimisation.optimizer.learning_rate_factor",
+}
 
 
 def build(options: Mapping[str, Any], group: str, **objects: Any) -> Any:
@@ -56,7 +64,7 @@ def _as_lists(value: Any) -> Any:
 
 
 def check_group(options: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """Check names and types of a group's options against the signature of its target.
+    """Check names and types of a group's options against the signature that its target's file has.
 
     Args:
         options: Options of the group, as plain values, with the targets inside it.
@@ -72,15 +80,39 @@ def check_group(options: Mapping[str, Any], group: str) -> dict[str, Any]:
 
 
 def _checked(config: Mapping[str, Any], group: str) -> dict[str, Any]:
-    factory = _factory(config, group)
+    target = current_target(config.get("_target_"))
+    if not _is_listed(target, group):
+        check_target(config, group)
+    signature = read_signature(target)
     nested = {
         key: _checked(value, f"{group}.{key}") if _is_target(value) else value
         for key, value in config.items()
+        if key != "_target_"
     }
-    target = {"_target_": nested.pop("_target_")}
-    nested = whole_arguments(factory, nested)
-    check_arguments(factory, nested, group)
-    return target | nested
+    nested = with_whole_values(signature.types, nested)
+    check_types(signature.types, signature.takes_more, nested, group)
+    return {"_target_": config["_target_"], **nested}
+
+
+def check_options(config: RunConfig) -> RunConfig:
+    """Check the options of a task, before anything is imported; a backbone checks its own.
+
+    Returns:
+        The config, with 10.0 as 10 where whole numbers are taken.
+
+    Raises:
+        ValueError: Names the option and the nearest valid one.
+    """
+    for group, function in CALLED.items():
+        signature, options = read_signature(function), getattr(config, group)
+        for name in signature.required:
+            if name not in options:
+                raise ValueError(f"{group}.{name} is missing; pass {group}.{name}=...")
+        check_types(signature.types, signature.takes_more, options, group)
+    groups = ("data", "head", "task")
+    return config.model_copy(
+        update={group: check_group(getattr(config, group), group) for group in groups}
+    )
 
 
 def check_target(config: Mapping[str, Any], group: str) -> str:
@@ -102,8 +134,13 @@ def check_target(config: Mapping[str, Any], group: str) -> str:
 
 def _is_allowed(target: Any, group: str) -> bool:
     """Return True if a group may name a target, of which it imports the file alone."""
+    return _is_listed(target, group) and (group != "data" or _is_data_module(target))
+
+
+def _is_listed(target: Any, group: str) -> bool:
+    """Return True if files or installed packages declare a target for a group."""
     if group == "data":
-        return target in _classes() and _is_data_module(target)
+        return target in _classes()
     if group == "task":
         return isinstance(target, str) and family_of_task([target]) is not None
     return target in allowed_targets(group)

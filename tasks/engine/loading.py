@@ -18,7 +18,6 @@ from torch import nn
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.hub import is_model_source
 from backbones.checkpoints.opening import TASK, Checkpoint, open_checkpoint
-from backbones.options import check_arguments, check_complete
 from backbones.options.schemas import validate
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoints.class_rows import (
@@ -29,8 +28,7 @@ from tasks.engine.checkpoints.class_rows import (
 from tasks.engine.checkpoints.entries import BUILT
 from tasks.engine.classes import classes_of
 from tasks.engine.family import family_of_task, imported
-from tasks.engine.instantiate import build, check_group, check_target
-from tasks.engine.optimisation.optimizer import build_optimizer, learning_rate_factor
+from tasks.engine.instantiate import build, check_options, check_target
 from tasks.engine.run_folder.earlier_releases import with_current_targets, with_earlier_options
 from tasks.engine.run_folder.run_config import RunConfig
 from tasks.engine.run_folder.saved_runs import lasting_path, open_saved
@@ -40,24 +38,6 @@ logger = logging.getLogger(__name__)
 
 GROUPS = ("backbone", "head", "task", "optimizer", "schedule", "data")
 EXPORT = Path(__file__).resolve().parents[2] / "tools" / "export.py"  # a process of its own
-
-
-def check_options(config: RunConfig) -> RunConfig:
-    """Check the options of a task, before anything is built; a backbone checks its own.
-
-    Returns:
-        The config, with 10.0 as 10 where whole numbers are taken.
-
-    Raises:
-        ValueError: Names the option and the nearest valid one.
-    """
-    for group, call in (("optimizer", build_optimizer), ("schedule", learning_rate_factor)):
-        check_complete(call, getattr(config, group), group)
-        check_arguments(call, getattr(config, group), group)
-    groups = ("data", "head", "task")
-    return config.model_copy(
-        update={group: check_group(getattr(config, group), group) for group in groups}
-    )
 
 
 def build_backbone(config: RunConfig, data: Any = None) -> Backbone:

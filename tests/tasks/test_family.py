@@ -10,9 +10,9 @@ import torch
 
 from tasks.classification.family import FAMILY
 from tasks.engine.callbacks.monitors import BestCheckpoint, TopCheckpoints
+from tasks.engine.callbacks.optional import stop_early
 from tasks.engine.family import Metric, families, family_of_task, find_family, imported
 from tests.runs import CONFIGS, ROOT
-from tools.runs.optional_callbacks import stop_early
 
 LOWER = replace(FAMILY, metrics=(Metric("mae", direction="min"),), monitor="mae", headline="")
 

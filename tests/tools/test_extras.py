@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 
 from tasks.engine.callbacks.loggers import LEAST_SPACE, TensorBoardLog, read_rows
 from tasks.engine.callbacks.monitors import GradientNorm
+from tasks.engine.callbacks.optional import make_callbacks, make_profiler
 from tasks.engine.callbacks.profiling import Unprofiled
 from tests.runs import (
     arguments,
@@ -25,11 +26,11 @@ from tests.runs import (
     write_run,
 )  # fmt: skip
 from tools.config.config_checks import resolve_config
+from tools.config.option_checks import check_callbacks
 from tools.config.run_config import job_config
 from tools.runs import components
 from tools.runs import logger_setup as loggers
 from tools.runs.folder import check_same_config
-from tools.runs.optional_callbacks import make_callbacks, make_profiler
 
 METRICS = {"top1": "max", "top5": "max", "loss": "min"}
 NO_STOP = {"early_stopping": {"patience": None}}
@@ -61,8 +62,12 @@ def test_a_plain_run_has_none_and_its_profiler_passes_errors_on(tmp_path):
      ({"mine": {"_target_": f"{__name__}.Counting", "from": 1}}, "unexpected keyword .*'from'")],
 )  # fmt: skip
 def test_wrong_callbacks_are_one_sentence(options, message, tmp_path):
+    def check_and_make(callbacks):
+        check_callbacks(callbacks)
+        make_callbacks(tmp_path, "val/top1", METRICS, **callbacks)
+
     with pytest.raises(ValueError, match=message):
-        make_callbacks(tmp_path, "val/top1", METRICS, **{**NO_STOP, **options})
+        check_and_make({**NO_STOP, **options})
 
 
 class Counting(Callback):

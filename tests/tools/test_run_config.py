@@ -157,11 +157,13 @@ def logged_text(config, caplog):
 
 def test_differences_are_named_in_one_line(run_folder, caplog):
     folder = run_folder("backbone=swin_t", "data.image_size=224")
-    text = logged_text(evaluated(folder, "data.image_size=64", "++data.flips=1"), caplog)
+    text = logged_text(
+        evaluated(folder, "data.image_size=64", "data.band_mean=[0.5,0.5,0.5]"), caplog
+    )
     assert text.count("\n") == 1
     assert "differs from the run: " in text
     for part in ("backbone.img_size 64 (run: 224)", "data.image_size 64 (run: 224)",
-                 "data.flips 1 (run: not set)"):  # fmt: skip
+                 "data.band_mean [0.5, 0.5, 0.5] (run: not set)"):  # fmt: skip
         assert part in text
     assert logged_text(evaluated(folder), caplog) == ""
 

@@ -19,6 +19,7 @@ from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 from tools.config.adapted_rows import adapt_row
+from tools.config.option_checks import check_all_options
 from tools.config.training_length import fill_lengths
 from tools.papers.recipes import REQUIRED, check_data, typed_choice
 
@@ -57,6 +58,7 @@ def resolve_config(content: Mapping[str, Any]) -> RunConfig:
         check_warmup(config.schedule, config.trainer)
         _check_adapters(config)
         _check_pretrained(config)
+    config = check_all_options(config)
     _resolve_paths(config)
     return config
 

@@ -12,13 +12,14 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import nn
 
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
-from backbones.options import check_arguments, matches_of
+from backbones.options import matches_of
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
+from tasks.engine.callbacks.optional import make_callbacks
 from tasks.engine.checkpoints.entries import BUILT
 from tasks.engine.family import find_family, imported
 from tasks.engine.instantiate import build
-from tasks.engine.loading import build_backbone, build_task, check_options
+from tasks.engine.loading import build_backbone, build_task
 from tasks.engine.loops.signals import RunStopped
 from tasks.engine.normalisation import take_preprocessing
 from tasks.engine.optimisation import automatic
@@ -31,7 +32,6 @@ from tools.runs import report, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.logger_setup import make_loggers
-from tools.runs.optional_callbacks import make_callbacks
 from tools.runs.shared_start import start_as_host
 from tools.runs.source import Source, keep_source, read_source
 
@@ -158,31 +158,25 @@ def _load(task: BaseTask, checkpoint: Checkpoint, precision: str) -> dict[str, A
 
 
 def check_config(config: RunConfig) -> RunConfig:
-    """Check names and types of all options of a run, once, and solve the widths of mixers.
+    """Check what needs the libraries, before anything is built, and solve the widths of mixers.
 
     Raises:
         ValueError: Names the option and what it may be.
     """
-    values = check_options(automatic.apply_fixed_schedule(config))
     if config.mode == "fit":
         choices = {key: v for key, v in config.optimizer.items() if v != automatic.AUTO}
         check_optimizer({"lr": 1.0, **choices})
-    automatic_batch = {k: v for k, v in config.data.items() if v == automatic.AUTO}
     backbone = config.backbone
     if any(matches_of(backbone.get(group)) for group in ("mixer", "token_mixer")):
         from backbones.analysis.matching import solve_match
 
         backbone = {"name": backbone["name"], **solve_match(**backbone)}
-    trainer.check_trainer_options(values.trainer)
     check_trainer(config.trainer)
     if config.mode == "fit":
         family = find_family(config.task_name)
         metrics = {metric.name: metric.direction for metric in family.metrics} | {"loss": "min"}
-        check_arguments(make_callbacks, config.callbacks, "callbacks")
         make_callbacks(Path(), f"val/{family.monitor}", metrics, **config.callbacks)
-    data = values.data | automatic_batch
-    parts = {"backbone": backbone, "data": data, "head": values.head, "task": values.task}
-    return config.model_copy(update=parts)
+    return config.model_copy(update={"backbone": backbone})
 
 
 def check_settings(config: RunConfig) -> None:

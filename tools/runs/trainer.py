@@ -18,12 +18,12 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
-from backbones.options import check_arguments, check_value
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
 from tasks.engine.callbacks.checkpoints import KeepLast
 from tasks.engine.callbacks.loggers import CsvLog, RunLog
 from tasks.engine.callbacks.monitors import BestCheckpoint, TimeLimit
+from tasks.engine.callbacks.optional import make_profiler
 from tasks.engine.callbacks.pace import Pace, PaceBar
 from tasks.engine.callbacks.profiling import Unprofiled
 from tasks.engine.callbacks.progress import ChannelsLast, ProgressLines
@@ -32,21 +32,13 @@ from tasks.engine.checkpoints.files import BEST, LAST, AtomicCheckpointIO, keep_
 from tasks.engine.devices import resolve_devices
 from tasks.engine.family import Direction
 from tasks.engine.loops.lightning_private import use_exact_loops, use_own_signals
+from tools.config.option_checks import EXTRA
 from tools.config.training_length import OVERFIT
-from tools.runs.optional_callbacks import make_profiler
 
 if TYPE_CHECKING:
     from tools.runs.resume import Start
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
-
-# Options beside the arguments of Lightning's Trainer.
-EXTRA = {"compile", OVERFIT}
-# Arguments of Lightning's Trainer that a run sets by itself.
-OURS = {
-    "barebones", "callbacks", "default_root_dir", "enable_checkpointing", "enable_model_summary",
-    "limit_test_batches", "logger", "num_sanity_val_steps", "plugins", "use_distributed_sampler",
-}  # fmt: skip
 
 
 def make_trainer(
@@ -197,39 +189,6 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
             f"trainer.val_check_interval={interval}, but an epoch has {count} "
             f"batch{'es' * (count != 1)}; pass at most {count}, or "
             "trainer.check_val_every_n_epoch=null to count on over epochs"
-        )
-
-
-def check_trainer_options(options: Mapping[str, Any]) -> None:
-    """Check names, types and lower bounds of a trainer's options.
-
-    Raises:
-        ValueError: An option that Lightning lacks, that the run sets, or that is out of range.
-    """
-    check_value("trainer.channels_last", options.get("channels_last", False), bool)
-    check_value("trainer.tf32", options.get("tf32"), bool | None)
-    extra = {*EXTRA, "channels_last", "tf32"}
-    check_arguments(Trainer, {k: v for k, v in options.items() if k not in extra}, "trainer")
-    for name in OURS & options.keys():
-        tested = name == "limit_test_batches"
-        remedy = "pass trainer.limit_val_batches for both" if tested else "leave it out"
-        raise ValueError(f"trainer.{name} is set by the run itself; {remedy}")
-    for name, least in (("check_val_every_n_epoch", 1), ("log_every_n_steps", 0)):
-        if options[name] is not None and options[name] < least:
-            raise ValueError(f"trainer.{name}={options[name]} is too low; the lowest is {least}")
-    interval = options.get("val_check_interval")
-    if isinstance(interval, int | float) and interval <= 0:
-        raise ValueError(f"trainer.val_check_interval must be above 0, got {interval}")
-    for name in ("accumulate_grad_batches", "limit_train_batches"):
-        if options[name] is not None and options[name] <= 0:
-            raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
-    clip = options["gradient_clip_val"]
-    if clip is not None and clip <= 0:
-        raise ValueError(f"trainer.gradient_clip_val must be above 0, got {clip}; null disables it")
-    if options["strategy"] == "fsdp" and options["gradient_clip_val"] is not None:
-        raise ValueError(
-            "Lightning cannot clip gradients that are sharded: pass trainer.gradient_clip_val=null "
-            "or trainer=ddp"
         )
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
 
-from backbones.options import check_arguments, keywords, unknown
+from backbones.options import unknown
 from tasks.engine.callbacks.monitors import GradientNorm, StopEarly, TopCheckpoints
 from tasks.engine.callbacks.profiling import ShowProfile, TorchProfile
 from tasks.engine.family import Direction, imported
@@ -50,7 +50,6 @@ def make_callbacks(
     for name, value in (("top_k", top_k), ("gradient_norm", gradient_norm)):
         if value < 0:
             raise ValueError(f"callbacks.{name}={value} is too low; 0 is none")
-    check_arguments(stop_early, early_stopping, "callbacks.early_stopping")
     callbacks = stop_early(monitor, metrics, **early_stopping)
     if top_k:
         callbacks.append(
@@ -75,10 +74,6 @@ def make_callbacks(
 
 def _users_callback(name: str, options: Mapping[str, Any]) -> Callback:
     """Build a callback of the user."""
-    if not isinstance(options, Mapping) or "_target_" not in options:
-        names = [key for key in keywords(make_callbacks) if key != "extras"]
-        problem = unknown("option of callbacks", name, names)
-        raise ValueError(f"{problem} A callback of your own is callbacks.NAME._target_=<class>")
     place, arguments = f"callbacks.{name}", {k: v for k, v in options.items() if k != "_target_"}
     try:
         target = imported(str(options["_target_"]))
