@@ -20,12 +20,12 @@ from backbones.options import (
 from tasks.engine.family import families, family_of_task, imported
 from tasks.engine.run_folder.earlier_releases import current_target
 from tasks.engine.run_folder.run_config import RunConfig
-from tasks.engine.written_signatures import read_signature
+from tasks.engine.written_signatures import read_definitions, read_signature
 
 # Packages whose modules may be named in a config, by the option that names them: configs come from
-# command lines and from other people's run folders. A module of HEADS or TRANSFORMS lists in its
-# TARGETS what may be called; every data module of DATA and every family's task may.
-DATA, HEADS, TRANSFORMS = "datamodules", "heads", "datamodules.images"
+# command lines and from other people's run folders. A module of heads or transforms lists in its
+# TARGETS what may be called; every data module and every family's task may.
+PACKAGES = {"data": "datamodules", "head": "heads", "data.augmentation": "datamodules.images"}
 # Groups without a target: the function that takes their options.
 CALLED = {
     "optimizer": "tasks.engine.optimisation.optimizer.build_optimizer",
@@ -138,12 +138,19 @@ def _is_allowed(target: Any, group: str) -> bool:
 
 
 def _is_listed(target: Any, group: str) -> bool:
-    """Return True if files or installed packages declare a target for a group."""
-    if group == "data":
-        return target in _classes()
+    """Return True if the file of a target, or an installed package, declares it for a group."""
+    if not isinstance(target, str):
+        return False
     if group == "task":
-        return isinstance(target, str) and family_of_task([target]) is not None
-    return target in allowed_targets(group)
+        return family_of_task([target]) is not None
+    module, _, name = target.rpartition(".")
+    if group not in PACKAGES or not module.startswith(f"{PACKAGES[group]}."):
+        return group == "data" and target in _installed_classes()
+    definitions = read_definitions(module)
+    if group == "data":
+        return isinstance(definitions.get(name), ast.ClassDef)
+    targets = definitions.get("TARGETS")
+    return isinstance(targets, ast.Assign) and name in ast.literal_eval(targets.value)
 
 
 def _factory(config: Mapping[str, Any], group: str) -> Any:
@@ -167,11 +174,13 @@ def _build(config: Mapping[str, Any], group: str, more_arguments: Mapping[str, A
 
 def allowed_targets(group: str) -> tuple[str, ...]:
     """Return all that a config may name as this group's ``_target_``, by full names, sorted."""
-    if group == "data":
-        return tuple(sorted(filter(_is_data_module, _classes())))
     if group == "task":
         return tuple(sorted({family.task for family in families().values()}))
-    package = {"head": HEADS, "data.augmentation": TRANSFORMS}.get(group)
+    if group == "data":
+        classes = read_declarations(PACKAGES[group], r"^class (\w+)")
+        names = [*(f"{module}.{name}" for module, name in classes), *_installed_classes()]
+        return tuple(sorted(filter(_is_data_module, names)))
+    package = PACKAGES.get(group)
     lists = read_declarations(package, r"^TARGETS = (\(.*\))") if package else ()
     return tuple(
         sorted(f"{module}.{name}" for module, text in lists for name in ast.literal_eval(text))
@@ -179,19 +188,14 @@ def allowed_targets(group: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _classes() -> tuple[str, ...]:
-    """Return the classes of the package DATA and those that installed packages name.
-
-    An installed package names its data modules in entry points ``mixerlab.data``.
-    """
-    points = [point.value.replace(":", ".") for point in entry_points(group="mixerlab.data")]
-    classes = read_declarations(DATA, r"^class (\w+)")
-    return (*(f"{module}.{name}" for module, name in classes), *points)
+def _installed_classes() -> tuple[str, ...]:
+    """Return the data modules that installed packages name in entry points ``mixerlab.data``."""
+    return tuple(point.value.replace(":", ".") for point in entry_points(group="mixerlab.data"))
 
 
 def _is_data_module(name: str) -> bool:
     """Return True for a concrete data module that says how a data set is built."""
-    base, content = imported(f"{DATA}.base.BaseDataModule"), imported(name)
+    base, content = imported("datamodules.base.BaseDataModule"), imported(name)
     is_module = isinstance(content, type) and issubclass(content, base)
     return is_module and content.build is not base.build and not _is_abstract(content)
 

@@ -62,12 +62,14 @@ def read_signature(name: str) -> Signature:
 
 
 @functools.cache
-def _definitions(module: str) -> dict[str, ast.stmt | str]:
+def read_definitions(module: str) -> dict[str, ast.stmt | str]:
     """Return the definitions at the top level of a module's file, or where each is imported from.
 
     An import is the dotted name of what it imports.
     """
     package, *rest = module.split(".")
+    if not all(part.isidentifier() for part in (package, *rest)):
+        return {}
     spec = importlib.util.find_spec(package)
     folders = [] if spec is None else spec.submodule_search_locations or ()
     place = Path(*folders, *rest) if folders else Path((spec and spec.origin) or "", *rest)
@@ -95,7 +97,7 @@ def _definitions(module: str) -> dict[str, ast.stmt | str]:
 def _find(module: str, name: str) -> tuple[str, ast.stmt] | None:
     """Return the module that defines a name, dotted or not, of a module, and the definition."""
     first, *rest = name.split(".")
-    definition = _definitions(module).get(first)
+    definition = read_definitions(module).get(first)
     if isinstance(definition, str):
         source, _, attribute = ".".join([definition, *rest]).rpartition(".")
         is_loop = (source, attribute) == (module, name)  # a package that imports its own module
