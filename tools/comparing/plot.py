@@ -27,6 +27,7 @@ AXES = {
 }
 REPORTED = {"params": "params", "macs": "flops"}
 LOGARITHMIC_FROM = 3.0  # ratio of the largest to the smallest cost
+FEW = 8  # values of a setting that are all written below the axis
 ROUNDS = 15
 WIDE, LINE = 105, 0.14  # characters per line below the axes, and its height in inches
 # Offsets of a label from its point, in points, the nearest first.
@@ -157,6 +158,9 @@ def plot_setting(
     _name_axes(axis, title, key, _title(rows, metric), heading, lines)
     if numeric:
         _set_scale(axis, [float(place) for place in places])
+        if len(set(places)) <= FEW:
+            ticks = sorted(set(places))
+            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     else:
         axis.set_xticks(range(len(names)), names, rotation=30 if len(names) > 4 else 0, ha="right")
     _finish(axis)
