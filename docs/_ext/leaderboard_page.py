@@ -11,7 +11,7 @@ from markup import table
 
 from tools.cli.printable import counted
 from tools.comparison.leaderboard import FOLDER, Leaderboard, file_name, read_leaderboard
-from tools.comparison.plan import AGAIN, CONTROLS, OWN
+from tools.comparison.plan import AGAIN, CONTROLS, OWN, Plan
 from tools.comparison.register import PLAN
 from tools.comparison.statistics import (
     Cell,
@@ -30,8 +30,7 @@ same data, batches, length and first weights of the host. [Comparing mixers](../
 explains the verdicts, and how a mixer of yours gets its row. Click on a heading to sort.
 
 It shows these mixers in small hosts, trained from scratch for a short time. ImageNet, models of
-usual size, pretraining and other tasks are beyond it, and the order of mixers may differ there."""
-PLACES = 2
+usual size and pretraining are beyond it, and the order of mixers may differ there."""
 LEGEND = """* difference: from {baseline} in {metric}, mean over cells, above 0 is better
 * 95 %: interval of the difference, for all rows together
 * within: verdict about these cells, by the deviation of seeds (Dunnett); differences up to
@@ -47,7 +46,7 @@ LEGEND = """* difference: from {baseline} in {metric}, mean over cells, above 0 
 def pages(folder: Path = FOLDER) -> dict[str, str]:
     """Return the page, with a part for each leaderboard in the folder; none before the first."""
     parts = []
-    for path in sorted(folder.rglob(PLAN)):
+    for path in sorted(folder.rglob(PLAN), key=lambda path: (len(path.parts), path)):
         leaderboard = read_leaderboard(path.parent)
         if leaderboard is not None and leaderboard.plan.baseline in leaderboard.values():
             name = path.parent.relative_to(folder).as_posix()
@@ -135,7 +134,7 @@ def _verdicts(
     plan, values = leaderboard.plan, leaderboard.values()
     ranks, cells = mean_ranks(values, plan.sign), leaderboard.cells
     rows = []
-    tuned = any(row.stage == "tune" for row in leaderboard.rows.values())
+    tuned, places = any(row.stage == "tune" for row in leaderboard.rows.values()), _places(plan)
     differences = {label: effect.mean for label, effect in ours.items() if effect.cells}
     order = sorted(values, key=lambda label: differences.get(label, 0.0), reverse=True)
     for label in order:
@@ -145,8 +144,8 @@ def _verdicts(
         known = effect is not None and math.isfinite(effect.low)
         rows.append([
             f"[{label}]({place}/{file_name(label)}){mark}",
-            f"{effect.mean:+.{PLACES}f}" if effect is not None and effect.cells else "",
-            f"{effect.low:+.{PLACES}f} to {effect.high:+.{PLACES}f}" if known and effect else "",
+            f"{effect.mean:+.{places}f}" if effect is not None and effect.cells else "",
+            f"{effect.low:+.{places}f} to {effect.high:+.{places}f}" if known and effect else "",
             effect.verdict if effect else "baseline",
             outside.verdict if outside else "baseline",
             f"{ranks[label]:.1f}",
@@ -190,7 +189,7 @@ def _sensitivity(leaderboard: Leaderboard, label: str) -> str:
     for row in leaderboard.rows.values():
         if row.stage == "tune" and row.mixer == label:
             tuned.setdefault(row.cell, []).append(row.value)
-    return _mean([max(values) - min(values) for values in tuned.values()])
+    return _mean([max(values) - min(values) for values in tuned.values()], leaderboard.plan)
 
 
 def _role(baseline: str, label: str) -> str:
@@ -217,24 +216,29 @@ def _ratio(leaderboard: Leaderboard, label: str, name: str) -> str:
 def _cells(leaderboard: Leaderboard) -> str:
     values, cells = leaderboard.values(), list(leaderboard.cells)
     rows = [
-        [label, *(_mean(values[label].get(cell, ())) for cell in cells)]
+        [label, *(_mean(values[label].get(cell, ()), leaderboard.plan) for cell in cells)]
         for label in values
     ]  # fmt: skip
     return table(["mixer", *(f"{host} on {data}" for host, data in cells)], rows)
 
 
-def _mean(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.{PLACES}f}" if len(values) else ""
+def _mean(values: Sequence[float], plan: Plan) -> str:
+    return f"{np.mean(values):.{_places(plan)}f}" if len(values) else ""
+
+
+def _places(plan: Plan) -> int:
+    """Return the decimal places in which a tenth of the region of equivalence is seen."""
+    return max(2, 1 - math.floor(math.log10(plan.region))) if plan.region else 2
 
 
 def _deviations(leaderboard: Leaderboard) -> str:
-    variances = error_variances(leaderboard.values())
+    variances, places = error_variances(leaderboard.values()), _places(leaderboard.plan)
     samples = {row.cell: row.samples for row in leaderboard.finals()}
     rows = [
         [
             *cell,
             f"{samples.get(cell, 0):,}",
-            f"{math.sqrt(variances[cell][0]):.2f}" if cell in variances else "",
+            f"{math.sqrt(variances[cell][0]):.{places}f}" if cell in variances else "",
             variances[cell][1] if cell in variances else "",
         ]
         for cell in leaderboard.cells
