@@ -60,7 +60,7 @@ def keeps_the_shape_of_any_map(name):
 def gives_a_gradient_to_input_and_every_parameter(name):
     """All are used in training, as DDP asks; in evaluation some may not be."""
     mixer = build(name)
-    # Two windows of PVT's 8 x 8: the softmax over one key has no gradient.
+    # Two windows of PVT's 8 x 8: the softmax over one key is constant.
     x = tokens(2, 8, 16, DIM).requires_grad_()
     sizes = []
     for training in (True, False):
