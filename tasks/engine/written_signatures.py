@@ -78,7 +78,7 @@ def read_definitions(module: str) -> dict[str, ast.stmt | str]:
     if not file.is_file():
         return {}
     definitions: dict[str, ast.stmt | str] = {}
-    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+    for statement in ast.parse(file.read_text(encoding="utf-8"), str(file)).body:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef):
             definitions[statement.name] = statement
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
