@@ -10,11 +10,14 @@ import numpy as np
 import torch
 
 from tasks.detection.coco_ranks import RankedTruth
+from tasks.detection.matches import box_matches
+from tasks.engine.answers import SampleAnswers
 from tasks.engine.loops.process_exchange import gather_objects, process_group
 
 # The first six of COCO's twelve figures; the others are recalls.
 STATS = ("", "50", "75", "_small", "_medium", "_large")
 KINDS = (("bbox", ""), ("segm", "mask_"))
+BOX = ("image_id", "category_id", "bbox", "score")
 
 
 class CocoMetric:
@@ -63,11 +66,9 @@ class CocoMetric:
         Raises:
             ValueError: The evaluated images lack ground truth.
         """
-        parts = gather_objects(self.detections)
-        detections = {image: rows for part in parts for image, rows in part.items()}
         truth, coco = self._truth
-        results = truth.rows(row for rows in detections.values() for row in rows)
-        images = [truth.images[image] for image in detections]
+        results, places = self._gather()
+        images = list(places.values())
         ranks = {category: truth.categories[category] for category in self.category_ids}
         figures = {}
         self.class_figures = {category: {} for category in self.category_ids}
@@ -84,6 +85,24 @@ class CocoMetric:
                 of_class = classes.get(ranks[category], (None, None))
                 row |= {f"{prefix}AP": of_class[0], f"{prefix}AP50": of_class[1]}
         return {name: torch.tensor(value) for name, value in figures.items()}
+
+    def match(self) -> SampleAnswers:
+        """Return the detections with the objects that their boxes match, after ``compute``."""
+        truth, coco = self._truth
+        results, images = self._gather()
+        rows = [{name: row[name] for name in BOX} for row in results]
+        files = {entry["id"]: entry.get("file_name") for entry in self.annotations["images"]}
+        names = {rank: str(files[image] or image) for image, rank in images.items()}
+        categories = [truth.categories[category] for category in self.category_ids]
+        return box_matches(coco, loaded(coco, rows), names, categories)
+
+    def _gather(self) -> tuple[list[dict[str, Any]], dict[int, int]]:
+        """Return the rows and images of all processes: the rank of each image by its id."""
+        parts = gather_objects(self.detections)
+        detections = {image: rows for part in parts for image, rows in part.items()}
+        truth, _ = self._truth
+        rows = truth.rows(row for rows in detections.values() for row in rows)
+        return rows, {image: truth.images[image] for image in detections}
 
     @cached_property
     def _truth(self) -> tuple[RankedTruth, Any]:
@@ -191,13 +210,12 @@ def average_precisions(
         kind: "bbox" or "segm".
         category_ids: The categories to evaluate, all or some of the file's.
     """
-    from faster_coco_eval import COCO, COCOeval_faster
+    from faster_coco_eval import COCOeval_faster
 
     # If a row has a box, the tool reads the instance's size from it, even for masks.
     left_out = "segmentation" if kind == "bbox" else "bbox"
     rows = [{key: value for key, value in row.items() if key != left_out} for row in detections]
-    # loadRes fails on an empty list.
-    results = truth.loadRes(rows) if rows else COCO({**truth.dataset, "annotations": []})
+    results = loaded(truth, rows)
     evaluation = COCOeval_faster(truth, results, iouType=kind, print_function=lambda *_: None)
     evaluation.params.imgIds = sorted(image_ids)
     evaluation.params.catIds = sorted(category_ids)
@@ -211,6 +229,14 @@ def average_precisions(
         for place, category in enumerate(evaluation.params.catIds)
     }
     return [float(value) for value in evaluation.stats], means
+
+
+def loaded(truth: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return result rows as a ``COCO`` beside the annotations."""
+    from faster_coco_eval import COCO
+
+    # loadRes fails on an empty list.
+    return truth.loadRes(rows) if rows else COCO({**truth.dataset, "annotations": []})
 
 
 def _mean(precisions: Any) -> float | None:

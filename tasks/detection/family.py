@@ -36,6 +36,7 @@ FAMILY = Family(
     ),
     monitor="AP50",
     headline="AP",
+    answers="AP",
     needs=("onedl-mmdetection", "pycocotools", "faster-coco-eval"),
     # Swin's Mask R-CNN in MMDetection: 1e-4 for 16 images, 12 epochs, 500 steps of warm-up.
     rule=ScheduleRule(

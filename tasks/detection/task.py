@@ -23,6 +23,7 @@ from tasks.detection.coco_metric import (
 )
 from tasks.detection.family import FAMILY
 from tasks.detection.instance_drawing import draw_instances
+from tasks.engine.answers import SampleAnswers
 from tasks.engine.batches import Batch, Row
 from tasks.engine.classes import ClassesTask
 from tasks.engine.drawing import Colour, open_upright, side_by_side
@@ -118,6 +119,13 @@ class DetectionTask(ClassesTask):
             for name, category in zip(self.class_names, self.metric.category_ids, strict=True)
         ]
         return {name: value.to(self.device) for name, value in figures.items()}
+
+    def sample_values(self, batch: Batch, predictions: list[Any]) -> None:
+        """Return None: the metric has the detections of all images."""
+
+    def gather_answers(self, dataset: Any) -> SampleAnswers:
+        """Return the detections of each image with the objects that they match."""
+        return self.metric.match()
 
     def reset_metrics(self) -> None:
         """Reset the detections."""

@@ -1,8 +1,8 @@
-"""Answers of a test: one value per sample, kept as answers.npz in the run folder."""
+"""Answers of a test: what it finds for each sample, kept as answers.npz in the run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from tasks.engine.loops.process_exchange import gather_objects
 from tasks.engine.run_folder.atomic_writes import whole_file
@@ -20,23 +21,27 @@ FILE = "answers.npz"
 
 @dataclass(frozen=True)
 class SampleAnswers:
-    """Values of the samples of a test, in the order of the data.
+    """What a test finds for its samples, in the order of the data.
 
     Attributes:
         metric: Name of the metric that the values are of, such as "top1".
         ids: File of each sample relative to the data's folder, or another name of it; its index
             where the data have no names (n,).
-        value: float32 (n,); NaN for a sample without a value.
+        arrays: ``value``, float32 (n,), NaN for a sample without a value. A metric that is counted
+            over the whole set has ``counts`` as well, parts and wholes of each sample by class
+            (n, 2, C): it is the mean over classes of summed parts over summed wholes.
+            ``tasks.detection.matches`` has others.
     """
 
     metric: str
     ids: NDArray[Any]
-    value: NDArray[np.float32]
+    arrays: Mapping[str, NDArray[Any]]
 
     def write(self, folder: Path) -> None:
         """Write answers.npz."""
         with whole_file(folder / FILE) as file:
-            np.savez_compressed(file, metric=self.metric, ids=self.ids, value=self.value)
+            arrays: dict[str, Any] = {"metric": self.metric, "ids": self.ids, **self.arrays}
+            np.savez_compressed(file, **arrays)
 
 
 def gather_answers(metric: str, values: Sequence[Tensor], dataset: Any, root: Any) -> SampleAnswers:
@@ -44,11 +49,13 @@ def gather_answers(metric: str, values: Sequence[Tensor], dataset: Any, root: An
 
     Args:
         metric: See ``SampleAnswers``.
-        values: Values (B,) of this process's batches; process r of n has the samples r, r + n, ...
+        values: Values (B,) or counts (B, 2, C) of this process's batches; process r of n has the
+            samples r, r + n, ...
         dataset: Data of the test.
         root: Folder of the data; None without one.
     """
-    parts = gather_objects(torch.cat([torch.empty(0), *(value.cpu() for value in values)]).numpy())
+    ours = torch.cat([value.cpu() for value in values]) if values else torch.empty(0)
+    parts = gather_objects(ours.numpy())
     places = np.concatenate(
         [rank + len(parts) * np.arange(len(part)) for rank, part in enumerate(parts)]
     )
@@ -59,7 +66,30 @@ def gather_answers(metric: str, values: Sequence[Tensor], dataset: Any, root: An
     if describe is not None:
         names = [_inside(describe(index), root) for index in ids.tolist()]
         ids = np.array(names, dtype=str)
-    return SampleAnswers(metric, ids, np.concatenate(parts)[order])
+    rows = np.concatenate([part for part in parts if len(part)] or parts)[order]
+    if rows.ndim == 1:
+        return SampleAnswers(metric, ids, {"value": rows})
+    value = mean_share(rows).astype(np.float32)
+    return SampleAnswers(metric, ids, {"value": value, "counts": rows})
+
+
+def overlaps(predicted: Tensor, labels: Tensor, classes: int, ignored: int) -> Tensor:
+    """Return the places in intersection and union of prediction and label, by class (2, C)."""
+    counts = multiclass_confusion_matrix(predicted, labels, classes, ignore_index=ignored)
+    hits = counts.diag()
+    return torch.stack([hits, counts.sum(0) + counts.sum(1) - hits])
+
+
+def mean_share(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean over classes of parts over wholes (...), from counts (..., 2, C).
+
+    Classes with a whole of 0 are left out; without any class it is NaN.
+    """
+    parts, wholes = counts[..., 0, :], counts[..., 1, :]
+    known = wholes > 0
+    shares = np.divide(parts, wholes, out=np.zeros_like(parts), where=known).sum(-1)
+    classes = known.sum(-1)
+    return np.divide(shares, classes, out=np.full_like(shares, np.nan), where=classes > 0)
 
 
 def _inside(name: str, root: Any) -> str:

@@ -80,7 +80,7 @@ class BaseTask(Remembering, LightningModule):
             far; None before the first.
         class_figures: Metrics per class, or per part of the output, of the last evaluation.
         figures_file: Name of the file of ``class_figures``.
-        sample_answers: Value of each sample of the last test; None without a test.
+        sample_answers: What the last test found for each sample; None without a test.
     """
 
     family: ClassVar[Family]
@@ -262,7 +262,9 @@ class BaseTask(Remembering, LightningModule):
         self.update_metrics(batch, predictions)
         if self.answers_metric and self._trainer is not None and self._trainer.testing:
             values = self.sample_values(batch, predictions)
-            self._sample_values.append(values.detach().float())
+            if values is not None:
+                dtype = torch.float32 if values.ndim == 1 else torch.float64
+                self._sample_values.append(values.detach().to(dtype))
         if not self.why_no_loss:
             loss, count = self.evaluation_loss(batch, predictions)
             self.loss_sum.update(loss)
@@ -316,17 +318,25 @@ class BaseTask(Remembering, LightningModule):
         trainer: Any = self.trainer
         dataset = getattr(trainer.test_dataloaders, "dataset", None)  # a user may pass several
         if self.answers_metric and isinstance(dataset, Sized):
-            root = getattr(self.data, "root", None)
-            values, self._sample_values = self._sample_values, []
-            self.sample_answers = gather_answers(self.answers_metric, values, dataset, root)
+            self.sample_answers = self.gather_answers(dataset)
+            self._sample_values = []
 
     @property
     def answers_metric(self) -> str:
         """Return the name of the metric that ``sample_values`` returns; empty for none."""
         return self.family.answers
 
-    def sample_values(self, batch: Batch, predictions: Any) -> Tensor:
-        """Return the metric ``answers_metric`` of each sample (B,); 1 or 0 for right or wrong."""
+    def gather_answers(self, dataset: Sized) -> SampleAnswers:
+        """Return the answers of a test of all processes, which call it together."""
+        root = getattr(self.data, "root", None)
+        return gather_answers(self.answers_metric, self._sample_values, dataset, root)
+
+    def sample_values(self, batch: Batch, predictions: Any) -> Tensor | None:
+        """Return the metric ``answers_metric`` of each sample (B,); 1 or 0 for right or wrong.
+
+        A metric that is counted over the whole set has parts and wholes by class (B, 2, C). None
+        leaves the samples to a ``gather_answers`` of the family's own.
+        """
         raise NotImplementedError
 
     def update_metrics(self, batch: Batch, predictions: Any) -> None:

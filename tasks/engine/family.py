@@ -111,7 +111,7 @@ class Family:
         metrics: Its metrics, see ``metric``.
         monitor: Name of the metric that chooses the best checkpoint.
         headline: Name of the metric of tables and searches; by default ``monitor``.
-        answers: Name of the metric, or loss, of which a test keeps a value per sample; empty if a
+        answers: Name of the metric, or loss, of which a test keeps a part per sample; empty if a
             sample has none.
         needs: Distributions that it needs besides those of every run.
         uses: Distributions for single features -> the option or device that needs each.

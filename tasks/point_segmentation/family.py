@@ -18,7 +18,7 @@ FAMILY = Family(
         Metric("allAcc"),
     ),
     monitor="mIoU",
-    answers="allAcc",
+    answers="mIoU",
     # A flat square of 100,000 voxels, as counting runs without coordinates.
     counted=Counted(
         {"num_classes": 20, "grid_size": 0.02},

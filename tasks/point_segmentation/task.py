@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from heads.point_segmentation import IGNORED
+from tasks.engine.answers import overlaps
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import ClassesTask, check_several
 from tasks.engine.run_folder.atomic_writes import whole_file
@@ -98,10 +99,14 @@ class PointSegmentationTask(ClassesTask):
         self.confusion.update(predictions.argmax(-1).flatten(), batch["labels"].flatten())
 
     def sample_values(self, batch: Batch, predictions: Tensor) -> Tensor:
-        """Return the share of the labelled points of each cloud that are right (B,)."""
-        labels = batch["labels"]
-        right = (predictions.argmax(-1) == labels).sum(1)
-        return right / (labels != IGNORED).sum(1)
+        """Return the points of each cloud in intersection and union by class (B, 2, C)."""
+        classes = len(self.class_names)
+        return torch.stack(
+            [
+                overlaps(predicted, labels, classes, IGNORED)
+                for predicted, labels in zip(predictions.argmax(-1), batch["labels"], strict=True)
+            ]
+        )
 
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return mIoU, mAcc and allAcc in percent."""

@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
-from torchmetrics.functional.classification import multiclass_confusion_matrix
 
+from tasks.engine.answers import overlaps
 from tasks.engine.batches import Batch, Row, Summed
 from tasks.engine.classes import ClassesTask, check_several
 from tasks.engine.drawing import draw_bands, open_upright, side_by_side
@@ -69,16 +69,12 @@ class SegmentationTask(ClassesTask):
             self.confusion.update(predicted.flatten(), truth.to(predicted.device).flatten())
 
     def sample_values(self, batch: Batch, predictions: list[Any]) -> Tensor:
-        """Return the mean IoU of each image from 0 to 1, over its classes and predicted ones."""
-        classes, values = len(self.class_names), []
+        """Return the pixels of each image in intersection and union by class (B, 2, C)."""
+        classes, counts = len(self.class_names), []
         for sample in predictions:
             predicted, truth = sample.pred_sem_seg.data, sample.gt_sem_seg.data
-            counts = multiclass_confusion_matrix(
-                predicted, truth.to(predicted.device), classes, ignore_index=IGNORED
-            )
-            union = counts.sum(0) + counts.sum(1) - counts.diag()
-            values.append((counts.diag() / union)[union > 0].mean())
-        return torch.stack(values)
+            counts.append(overlaps(predicted, truth.to(predicted.device), classes, IGNORED))
+        return torch.stack(counts)
 
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return mIoU, mAcc and aAcc in percent."""

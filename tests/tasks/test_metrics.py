@@ -18,6 +18,7 @@ from tasks.segmentation.task import IGNORED, SegmentationTask
 from tests.coco_reference import evaluate_coco
 from tests.runs import RECIPE
 from tools.analyses.coco_errors import precision_curves
+from tools.comparison.answers import Precisions
 
 CATEGORIES = (3, 7)
 
@@ -223,6 +224,38 @@ def test_ids_do_not_decide_average_precision(coco, tmp_path, kind):
                 assert [at_50, at_75] == pytest.approx(alone[1:3], abs=1e-6)
     assert content == before
     assert {row["image_id"] for row in rows} <= {*images}
+
+
+def test_precision_of_images_that_are_drawn_again(coco):
+    """Images that occur several times, or never, and a crowd."""
+    _, content, samples = coco
+    content["annotations"][0]["iscrowd"] = 1
+    metric, figures = scored(content, samples)
+    matches = metric.match().arrays
+    assert set(np.unique(matches["match"])) == {-1, 0, 1}
+    answers = Precisions([matches, matches])
+    assert answers.measure(0, np.ones((1, 8)))[0] == pytest.approx(figures["AP"].item(), abs=1e-6)
+    times = [2, 0, 1, 3, 0, 1, 1, 0]
+    again, found = {**content, "images": [], "annotations": []}, []
+    for sample, count in zip(samples, times, strict=True):
+        for _ in range(count):
+            number = len(again["images"]) + 1
+            again["images"].append({**content["images"][sample.img_id - 1], "id": number})
+            again["annotations"] += [
+                {**row, "id": 10 * number + place, "image_id": number}
+                for place, row in enumerate(content["annotations"], start=1)
+                if row["image_id"] == sample.img_id
+            ]
+            found.append(copy.copy(sample))
+            found[-1].img_id = number
+    for place, row in enumerate(again["annotations"], start=1):
+        row["id"] = place
+    _, expected = scored(again, found)
+    drawn = answers.measure(1, np.array([times, [1] + 7 * [0]], float))
+    assert drawn[0] == pytest.approx(expected["AP"].item(), abs=1e-6)
+    assert drawn[0] != pytest.approx(figures["AP"].item(), abs=1e-3)
+    _, alone = scored(content, samples[:1])
+    assert drawn[1] == pytest.approx(alone["AP"].item(), abs=1e-6)
 
 
 def test_boxes_that_training_leaves_out_count_as_in_pycocotools(coco, tmp_path):

@@ -20,6 +20,7 @@ from tests import checkout
 from tests.comparisons import WORDS, comparison_of, fill, plan_of, registered_text
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
+from tools.comparison.answers import read_answers
 from tools.comparison.journal import Journal, Run
 from tools.comparison.page import write_files
 from tools.comparison.plan import (
@@ -32,7 +33,7 @@ from tools.comparison.plan import (
     read_plan,
 )
 from tools.comparison.register import locked, read_cell, read_registered, write_cell
-from tools.comparison.table import make_table, read_answers
+from tools.comparison.table import make_table
 from tools.comparison.work import describe_plan, expected_deviation, show
 from tools.runs.source import read_source
 
@@ -467,8 +468,8 @@ def test_a_killed_command_continues_and_reuses_runs(tmp_path):
     assert all(last.runs[key] == run for key, run in first.runs.items())
     assert not any(run.reused for run in last)
     for run in last:
-        rows, scale = read_answers([run], "top1")
-        assert scale * np.mean(rows[0]) == pytest.approx(run.value, abs=1e-3)
+        answers = read_answers([run], "top1")
+        assert answers.scale * answers.table.mean() == pytest.approx(run.value, abs=1e-3)
     registered = json.loads((journal.parent / "registered.json").read_text())
     assert registered["deviations"] == []
     # Another seed is added, and another comparison finds all runs of this one.

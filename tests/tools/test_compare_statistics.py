@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tasks.engine.answers import mean_share
+from tools.comparison.answers import Means, Shares
 from tools.comparison.statistics import (
     beyond,
     critical,
@@ -190,10 +192,31 @@ def test_intervals_resample_runs_then_samples():
     answers = [(generator.random(523) < 0.5).astype(float) for _ in range(2)]
     equal = [answers[0], answers[0]]
     runs = [100 * float(row.mean()) for row in equal]
-    low, high = interval(runs, equal, scale=100.0)
+    low, high = interval(runs, Means(equal, 100))
     assert (high - low) / 2 == pytest.approx(196 * math.sqrt(0.25 / 523), rel=0.1)  # 4.3 points
     alone = interval([50.0, 52.0])
     assert alone == pytest.approx((51 - math.sqrt(2), 51 + math.sqrt(2)), abs=1e-9)
-    both = interval([50.0, 52.0], answers, scale=100.0)
+    both = interval([50.0, 52.0], Means(answers, 100))
     assert both[0] < alone[0] < alone[1] < both[1]
     assert all(map(math.isnan, interval([50.0])))
+
+
+def test_intervals_of_a_whole_set_resample_its_samples():
+    """Shares of one class with wholes of 1 are means; images of equal answers have no width."""
+    generator = np.random.default_rng(0)
+    value = (generator.random(200) < 0.5).astype(float)
+    counts = np.stack([value, np.ones(200)], 1)[:, :, None]
+    mean = 100 * float(value.mean())
+    found, expected = (interval([mean], answers) for answers in (
+        Shares([counts], 100), Means([value], 100)))  # fmt: skip
+    assert found == pytest.approx(expected, abs=1.5)
+    assert found[1] - found[0] > 10
+    equal = np.tile(np.array([[3.0, 5.0, 0.0], [4.0, 10.0, 0.0]]), (20, 1, 1))
+    assert mean_share(equal[0]) == pytest.approx(0.625)
+    assert interval([62.5], Shares([equal], 100)) == pytest.approx((62.5, 62.5))
+    parts = [generator.integers(0, 5, (30, 2, 3)).astype(float) for _ in range(2)]
+    weights = generator.multinomial(30, np.full(30, 1 / 30), 4).astype(float)
+    drawn = Shares(parts).measure(1, weights)
+    for row, metric in zip(weights, drawn, strict=True):
+        sums = np.repeat(parts[1], row.astype(int), 0).sum(0)
+        assert metric == pytest.approx((sums[0] / sums[1]).mean())

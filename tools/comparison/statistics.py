@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import brentq
 
+from tools.comparison.answers import Answers
+
 Cell = tuple[str, str]  # host and data set
 Values = Mapping[str, Mapping[Cell, Sequence[float]]]  # mixer -> cell -> a value per seed
 Verdict = Literal["better", "equivalent", "worse", "cannot tell"]
@@ -40,7 +42,7 @@ POWER = 0.8
 DRAWS, SEED = 16, 0  # the power of two of points of the correlated variables
 SCALES = 1_000  # quantiles of a deviation
 FEWEST = 2  # clusters and runs, below which a deviation is unknown
-MOST_SAMPLES = 2_000_000  # of a matrix of draws
+RESAMPLES = 2_000  # of runs
 EQUAL_REASON = "the differences are equal in all cells, so that their deviation is unknown"
 EQUAL = 1e-9  # differences this close are equal, apart from rounding
 
@@ -333,13 +335,7 @@ def repeat_interval(
     return mean - width, mean + width
 
 
-def interval(
-    runs: Sequence[float],
-    answers: Sequence[NDArray[np.float64]] = (),
-    *,
-    scale: float = 1.0,
-    draws: int = 2_000,
-) -> tuple[float, float]:
+def interval(runs: Sequence[float], answers: Answers | None = None) -> tuple[float, float]:
     """Return the 95 % interval of a mean over runs, by resampling runs, then samples.
 
     Deviations of runs are widened by sqrt(n / (n - 1)), because the deviation of n drawn runs is
@@ -347,32 +343,20 @@ def interval(
 
     Args:
         runs: The metric of each run.
-        answers: Per run a value per test sample, whose mean times ``scale`` is the metric, in the
-            same order of samples; empty to resample runs alone.
-        scale: Units of the metric per unit of the answers.
-        draws: Number of resamples.
+        answers: Of their test samples; None resamples runs alone.
     """
     count = len(runs)
-    if len(set(runs)) < FEWEST and not len(answers):
+    if len(set(runs)) < FEWEST and answers is None:
         return math.nan, math.nan
     generator = np.random.default_rng(SEED)
+    draws = RESAMPLES if answers is None else answers.draws
     picks = generator.multinomial(count, np.full(count, 1 / count), draws) / count
     mean = float(np.mean(runs))
     widening = math.sqrt(count / (count - 1)) if count > 1 else 1.0
     totals = mean + widening * (picks @ (np.asarray(runs, float) - mean))
-    if len(answers):
-        table = np.stack([np.asarray(row, float) for row in answers])
-        samples = table.shape[1]
-        # Samples of equal answers are drawn together: right and wrong ones are few patterns.
-        patterns, counts = np.unique(
-            table - table.mean(1, keepdims=True), axis=1, return_counts=True
-        )
-        rows = max(1, MOST_SAMPLES // len(counts))
-        for start in range(0, draws, rows):
-            part = picks[start : start + rows]
-            weights = generator.multinomial(samples, counts / samples, len(part))
-            totals[start : start + rows] += scale * ((weights @ patterns.T) * part).sum(1) / samples
-    low, high = np.quantile(totals, [0.025, 0.975])
+    if answers is not None:
+        totals += answers.moves(picks, generator)
+    low, high = np.nanquantile(totals, [0.025, 0.975])
     return float(low), float(high)
 
 

@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tools.cli.printable import counted
 from tools.cli.tables import Columns, Record
+from tools.comparison.answers import read_answers
 from tools.comparison.cells import CellPlan
 from tools.comparison.journal import Run
 from tools.comparison.plan import AGAIN
 from tools.comparison.runner import Comparison
 from tools.comparison.statistics import Cell, Effect, beyond, interval, mean_ranks, within
 
-ANSWERS = "answers.npz"  # in a run folder: ids (N,) and value (N,) of its test samples
 DAGGER, MISSING = "†", "‡"
 COSTS = {"parameters": "parameters", "backbone_macs": "MACs", "latency": "latency",
          "throughput": "throughput"}  # fmt: skip
 CLAIMS = ("difference", "interval", "verdict", "beyond", "rank", "backbone_macs", "runs")
-CLOSE = 1e-3  # of a metric and the mean of its answers
 
 
 @dataclass(frozen=True)
@@ -219,8 +217,8 @@ def _cell_record(
     values = [run.value for run in ours]
     low = high = math.nan
     if values and intervals:
-        answers, scale = read_answers(ours, plan.primary)
-        low, high = np.clip(interval(values, answers, scale=scale), *plan.bounds).tolist()
+        ends = interval(values, read_answers(ours, plan.primary))
+        low, high = np.clip(ends, *plan.bounds).tolist()
     notes = [cell.refused[label]] if label in cell.refused else []
     notes += cell.differing(label, plan.baseline) if network else []
     failed = [
@@ -241,34 +239,6 @@ def _cell_record(
         "memory": _mean(run.memory for run in ours if math.isfinite(run.memory)),
         "note": "; ".join(notes) or None,
     }  # fmt: skip
-
-
-def read_answers(runs: Sequence[Run], metric: str) -> tuple[list[NDArray[np.float64]], float]:
-    """Return the answers per test sample of runs, and the metric's units per unit of theirs.
-
-    They are empty unless each run has them, of the same samples, with the metric as their mean.
-    Samples without a value in some run are left out.
-    """
-    rows: list[NDArray[np.float64]] = []
-    names: list[NDArray[Any]] = []
-    for run in runs:
-        path = Path(run.folder) / ANSWERS
-        if not path.is_file():
-            return [], 1.0
-        with np.load(path, allow_pickle=False) as content:
-            if str(content.get("metric", metric)) != metric:
-                return [], 1.0
-            names.append(content["ids"])
-            rows.append(np.asarray(content["value"], float))
-    if not rows or not all(np.array_equal(names[0], ids) for ids in names):
-        return [], 1.0
-    table = np.stack(rows)
-    table = table[:, np.isfinite(table).all(0)]
-    for scale in (1.0, 100.0):
-        means = scale * table.mean(1) if table.size else np.array([])
-        if table.size and np.allclose(means, [run.value for run in runs], rtol=CLOSE, atol=CLOSE):
-            return list(table), scale
-    return [], 1.0
 
 
 def _notes(

@@ -27,9 +27,9 @@ from tasks.engine.loading import GROUPS, open_task
 from tasks.engine.run_folder.saved_runs import file_options
 from tasks.engine.run_folder.schemas import read_summary
 from tools.cli.printable import counted
+from tools.comparison.answers import read_answers
 from tools.comparison.journal import Run
 from tools.comparison.statistics import interval
-from tools.comparison.table import read_answers
 from tools.exports.requests import ExportRequest
 
 CARD = "README.md"
@@ -200,8 +200,8 @@ def _metrics(
             stage="final", mixer="", host="", data="", seed=0, factor=1, folder=str(folder),
             value=value,
         )  # fmt: skip
-        answers, scale = read_answers([run], name) if name == family.answers else ([], 1.0)
-        ends = interval([value], answers, scale=scale) if answers else None
+        answers = read_answers([run], name) if name == family.answers else None
+        ends = interval([value], answers) if answers is not None else None
         rows.append((name, value, "{:.4g} to {:.4g}".format(*ends) if ends else ""))
     return rows
 
@@ -211,7 +211,7 @@ def _table(rows: list[tuple[str, float, str]]) -> str:
         return "The run kept no summary."
     lines = ["| metric | value | 95 % interval |", "| --- | --- | --- |"]
     lines += [f"| {name} | {value:.4g} | {ends} |" for name, value, ends in rows]
-    note = "Intervals are of the test samples, by 2,000 resamples; the seed of the training is one."
+    note = "Intervals are of the test samples, by resampling them; the seed of the training is one."
     return "\n".join(lines) + (f"\n\n{note}" if any(ends for *_, ends in rows) else "")
 
 
