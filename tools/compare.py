@@ -23,6 +23,8 @@ usage: python tools/compare.py plan=FILE | mixer=A,B host=X,Y data=P,Q baseline=
   deviation=0.6             expected deviation of a seed, for the smallest visible difference
   kind=channel              of mixers whose name both kinds have: channel or token
   jobs=1                    runs side by side on this machine, on one GPU as well
+  hydra/launcher=submitit_slurm hydra.launcher.partition=gpu
+                            runs as jobs of a cluster, jobs= at a time
   name=comparison           the folder is <output_dir>/comparisons/<name>; default: the file's name
   output_dir=outputs        where earlier runs are looked for
   only=plan                 print the plan with its cost and stop; only=table writes the files anew

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from tools.comparison.plan import (
 from tools.comparison.register import locked, read_cell, read_registered, write_cell
 from tools.comparison.table import make_table
 from tools.comparison.work import describe_plan, expected_deviation, show
+from tools.comparison.workers import make_workers
 from tools.runs.source import read_source
 
 SMALL = tuple(word for word in SHORTEST if not word.startswith("task="))
@@ -473,7 +475,7 @@ def test_a_killed_command_continues_and_reuses_runs(tmp_path):
     registered = json.loads((journal.parent / "registered.json").read_text())
     assert registered["deviations"] == []
     # Another seed is added, and another comparison finds all runs of this one.
-    more = typed(tmp_path, "seeds=3", "name=more", "jobs=2")
+    more = typed(tmp_path, "seeds=3", "name=more", "jobs=2", "hydra/launcher=submitit_local")
     ended = subprocess.run(more, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("made before: ") == 10
@@ -567,3 +569,38 @@ def test_the_tutorial_of_an_own_table(tmp_path):
     assert "deviation from the plan" in out
     assert "seeds: 2 before, 3 now" in out
     assert (copy / "outputs/comparisons/mine/report.html").stat().st_size > 10_000
+
+
+def test_runs_in_the_queue_of_a_cluster(tmp_path):
+    """By submitit's processes on this machine; the launcher is no part of the plan."""
+    pytest.importorskip("submitit")
+    words = ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", "jobs=2")
+    plan = plan_of(tmp_path, *words)
+    assert plan.entries() == plan_of(tmp_path).entries()
+    assert plan_of(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=3").jobs == 3
+    workers = make_workers(plan)
+    commands = {"help": (["--help"], 0), "wrong": (["backbone=swin_x"], 2)}
+    for name, (typed_words, _) in commands.items():
+        log = tmp_path / f"{name}.log"
+        workers.start(typed_words, log, partial(lambda name, status: (name, status), name))
+    assert dict(workers.results(0)) == {name: status for name, (_, status) in commands.items()}
+    assert "submitit INFO" not in (tmp_path / "help.log").read_text()
+    assert "swin_x" in (tmp_path / "wrong.log").read_text().splitlines()[-1]
+    workers.start(["--help"], tmp_path / "stopped.log", int)
+    workers.stop()
+    assert list(workers.results(0)) == [-signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("hydra/launcher=threads", r"takes hydra/launcher=basic\|joblib"),
+        ("hydra.launcher.setup=[ls]", "is not allowed"),
+        ("hydra.launcher.n_jobs=many", "jobs=many must be a number"),
+        ("hydra/launcher=submitit_slurm", "needs SLURM's srun|mixerlab.sweep"),
+    ],
+)
+def test_wrong_launchers_are_refused(word, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        plan_of(tmp_path, word)

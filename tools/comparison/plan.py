@@ -21,6 +21,7 @@ from tools.cli.catalogue import catalogue
 from tools.cli.grammar import key_of
 from tools.cli.nested_config import flatten
 from tools.cli.typed_network import split_outside_brackets
+from tools.config.hydra_options import check_hydra, is_hydra_option
 
 Kind = Literal["channel", "token"]
 LISTS = ("mixer", "host", "data", "rates")
@@ -60,7 +61,8 @@ class Plan(BaseModel):
         equivalence: Differences up to this size count as none, in the metric's unit.
         held_out: Share of the training samples that chooses the rate.
         deviation: Expected deviation of a seed, in the metric's unit, for the smallest difference.
-        jobs: Runs side by side.
+        jobs: Runs side by side, or in a cluster's queue.
+        launcher: Words that choose Hydra's launcher and its options.
         name: Of the folder in <output_dir>/comparisons.
         output_dir: Where runs are looked for, and the folder is.
         options: Words of run.py for all runs.
@@ -82,6 +84,7 @@ class Plan(BaseModel):
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
     deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     jobs: Annotated[int, Field(ge=1)] = 1
+    launcher: list[str] = []
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "comparison"
     output_dir: str = "outputs"
     options: list[str] = []
@@ -100,6 +103,7 @@ class Plan(BaseModel):
             raise ValueError("mixer needs a mixer besides the baseline")
         if any(rate <= 0 for rate in self.rates) or 1.0 not in self.rates:
             raise ValueError("rates must be factors above 0, with 1 among them, such as 0.25,1,4")
+        check_hydra(self.launcher)
         for word in self.options:
             if "=" not in word:
                 raise ValueError(f"cannot read {word!r}; options are key=value")
@@ -154,7 +158,7 @@ class Plan(BaseModel):
 
     def entries(self) -> dict[str, Any]:
         """Return the plan as plain values, without its folder and the runs side by side."""
-        return self.model_dump(exclude={"name", "output_dir", "jobs"})
+        return self.model_dump(exclude={"name", "output_dir", "jobs", "launcher"})
 
 
 @dataclass(frozen=True)
@@ -180,20 +184,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     Raises:
         ValueError: A word or the file is wrong.
     """
-    content: dict[str, Any] = {}
-    options: list[str] = []
-    for word in arguments:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise ValueError(f"cannot read {word!r}; arguments are key=value; see --help")
-        if key == "plan":
-            content = _read_file(Path(value)) | content
-        elif key in Plan.model_fields and key != "options":
-            content[key] = _value(key, value)
-        else:
-            options.append(word)
-    if options:
-        content["options"] = [*content.get("options", []), *options]
+    content = _read_words(arguments)
     missing = [key for key in ("mixer", "host", "data", "baseline") if key not in content]
     if missing:
         example = "mixer=ffn,glu host=deit_t data=sample_classification baseline=ffn"
@@ -207,6 +198,27 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         raise ValueError(f"metric: {unknown('metric', plan.primary, names)}")
     plan.region  # noqa: B018 - refuses a metric whose unit is open
     return plan
+
+
+def _read_words(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the entries that are typed, with those of the file."""
+    content: dict[str, Any] = {}
+    lists: dict[str, list[str]] = {"options": [], "launcher": []}
+    for word in arguments:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"cannot read {word!r}; arguments are key=value; see --help")
+        if key == "plan":
+            content = _read_file(Path(value)) | content
+        elif key == "hydra.launcher.n_jobs":  # joblib's runs are those of jobs=
+            content["jobs"] = _value("jobs", value)
+        elif is_hydra_option(word):
+            lists["launcher"].append(word)
+        elif key in Plan.model_fields and key not in lists:
+            content[key] = _value(key, value)
+        else:
+            lists["options"].append(word)
+    return content | {key: [*content.get(key, []), *words] for key, words in lists.items()}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

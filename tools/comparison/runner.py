@@ -20,7 +20,7 @@ from tools.cli.network_names import config_network_name
 from tools.comparison.cells import CellPlan, compose_run, run_words
 from tools.comparison.journal import Journal, Run
 from tools.comparison.plan import TUNING_SEED, Entry, Plan
-from tools.comparison.workers import Workers
+from tools.comparison.workers import ClusterWorkers, Workers
 from tools.runs.folder import LATEST, differences
 from tools.runs.lock import refuse_if_held
 
@@ -163,7 +163,7 @@ class Comparison:
                 runs.append(self._earlier_result(run, finished))
         return runs
 
-    def start(self, run: Run, workers: Workers) -> Run | None:
+    def start(self, run: Run, workers: Workers | ClusterWorkers) -> Run | None:
         """Start a run or continue one that was stopped; return one that was made before."""
         words = self.words(run)
         cell = next(cell for cell in self.cells if cell.key == run.cell)

@@ -31,7 +31,7 @@ from tools.comparison.register import (
 from tools.comparison.runner import Comparison
 from tools.comparison.statistics import error_variances, visible_difference
 from tools.comparison.table import DAGGER, Table, make_table
-from tools.comparison.workers import Workers, ending_by_signals
+from tools.comparison.workers import ending_by_signals, make_workers
 from tools.runs.source import read_source
 
 ASSUMED = 0.5  # deviation of a seed where nothing is known, in points
@@ -168,7 +168,7 @@ def run_plan(comparison: Comparison, *, tables: bool = True) -> None:
         tables: Print the standing table after each cell.
     """
     plan, total = comparison.plan, len(list(comparison.planned()))
-    workers = Workers(plan.jobs)
+    workers = make_workers(plan)
     started: list[Run] = []
     with ending_by_signals():
         try:

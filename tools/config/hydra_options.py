@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 from collections.abc import Sequence
 
 from tools.cli.grammar import parse
@@ -90,6 +91,8 @@ def _check_launcher(name: str) -> None:
         raise ValueError(
             f'{LAUNCHER}={name} needs the package {package}: pip install "mixerlab[sweep]"'
         )
+    if name == "submitit_slurm" and shutil.which("srun") is None:
+        raise ValueError(f"{LAUNCHER}={name} needs SLURM's srun, which is not on this machine")
     # Runs in other processes must find our packages.
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
