@@ -1,7 +1,7 @@
 """Compare mixers by a plan: one table with verdicts, their errors and the costs.
 
 usage: python tools/compare.py plan=FILE | mixer=A,B host=X,Y data=P,Q baseline=A [key=value ...]
-       python tools/compare.py publish=FOLDER [leaderboard=docs/leaderboard]
+       python tools/compare.py publish=FOLDER [new_cells=true] [leaderboard=docs/leaderboard]
        python tools/compare.py verify=MIXER [host=X] [data=P] [leaderboard=docs/leaderboard]
 
   plan=FILE                 a yaml file with the keys below; typed ones override it
@@ -30,7 +30,7 @@ usage: python tools/compare.py plan=FILE | mixer=A,B host=X,Y data=P,Q baseline=
   only=plan                 print the plan with its cost and stop; only=table writes the files anew
 
   publish=FOLDER            add the runs of a comparison, such as outputs/comparisons/mine, to the
-                            leaderboard: a CSV per mixer
+                            leaderboard: a CSV per mixer; new_cells=true adds its hosts and data
   verify=MIXER              repeat a mixer's runs of the leaderboard and print whether they fall
                             into the interval of the published ones; host= and data= choose cells by
                             their labels: data="cifar10 data.root=/data/cifar10"
@@ -62,6 +62,7 @@ from tools.comparison.work import compare, say
 
 DEFAULTS, CHOICES = {"only": ""}, {"only": ("plan", "table")}
 LEADERBOARD = {"leaderboard": str(FOLDER)}
+PUBLISH = {"publish": "", "new_cells": "false", **LEADERBOARD}
 VERIFY = {"verify": "", "host": "", "data": "", "output_dir": "outputs", **LEADERBOARD}
 
 
@@ -75,8 +76,9 @@ def run_compare(arguments: Sequence[str]) -> None:
     keys = {word.partition("=")[0] for word in arguments}
     with one_line_errors():
         if "publish" in keys:
-            options = parse_options(arguments, {"publish": "", **LEADERBOARD}, {})
-            publish(Path(options["publish"]), Path(options["leaderboard"]), say)
+            options = parse_options(arguments, PUBLISH, {"new_cells": ("true", "false")})
+            source, place = Path(options["publish"]), Path(options["leaderboard"])
+            publish(source, place, say, new_cells=options["new_cells"] == "true")
         elif "verify" in keys:
             options = parse_options(arguments, VERIFY, {})
             place = Path(options["leaderboard"])

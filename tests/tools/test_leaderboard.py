@@ -173,6 +173,32 @@ def test_another_plan_is_refused_in_one_line(tmp_path, said, words, facts, messa
     assert contents(board) == before
 
 
+def test_new_cells_join_where_this_is_typed(tmp_path, said):
+    """Rows keep their cell where a second folder makes the names of both longer."""
+    board = tmp_path / "leaderboard"
+    folders = ("host=deit_t", "data=folder data.root=/a")
+    publish(made(tmp_path / "a", *folders)[0].folder, board, said.append)
+    before = read_leaderboard(board)
+    assert {row.cell for row in before.rows.values()} == {("deit_t", "folder")}
+    more = made(tmp_path / "b", "host=swin_t,deit_t", "data=folder data.root=/b", seed=1,
+                fingerprint="b")[0]  # fmt: skip
+    with pytest.raises(ValueError, match=r"swin_t on folder is outside .* new_cells=true adds"):
+        publish(more.folder, board, said.append)
+    publish(more.folder, board, said.append, new_cells=True)
+    after = read_leaderboard(board)
+    cells = [("deit_t", "folder a"), ("deit_t", "folder b"), ("swin_t", "folder b")]
+    assert sorted(after.cells) == sorted({row.cell for row in after.rows.values()}) == cells
+    kept = {row.value for row in after.rows.values() if row.data == "folder a"}
+    assert kept == {row.value for row in before.rows.values()}
+    assert len(after.rows) == 3 * len(before.rows)
+    assert after.plan.host == ["deit_t", "swin_t"]
+    publish(more.folder, board, said.append, new_cells=True)
+    assert read_leaderboard(board).rows == after.rows
+    other = made(tmp_path / "c", "host=deit_s", "data=folder data.root=/b", fingerprint="c")[0]
+    with pytest.raises(ValueError, match="a set of the same name has other data"):
+        publish(other.folder, board, said.append, new_cells=True)
+
+
 def test_settings_of_the_machine_may_differ(tmp_path, said):
     board = tmp_path / "leaderboard"
     publish(made(tmp_path / "a")[0].folder, board, said.append)

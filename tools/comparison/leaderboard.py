@@ -212,7 +212,9 @@ def read_leaderboard(folder: Path = FOLDER) -> Leaderboard | None:
     return leaderboard
 
 
-def publish(source: Path, folder: Path, say: Callable[[str], None]) -> None:
+def publish(
+    source: Path, folder: Path, say: Callable[[str], None], *, new_cells: bool = False
+) -> None:
     """Add the runs of a comparison to a leaderboard.
 
     Rows that are there stay, unless their mixer has other code by now in that cell.
@@ -221,6 +223,7 @@ def publish(source: Path, folder: Path, say: Callable[[str], None]) -> None:
         source: Folder of the comparison.
         folder: Folder of the leaderboard.
         say: Prints a line.
+        new_cells: Add the comparison's hosts and data sets to the leaderboard's.
 
     Raises:
         ValueError: The comparison lacks runs, or follows another plan.
@@ -234,6 +237,8 @@ def publish(source: Path, folder: Path, say: Callable[[str], None]) -> None:
     facts = content.pop(FIXED)
     plan = validate(Plan, content)
     leaderboard = _opened(folder, plan, facts, registered)
+    if new_cells:
+        _add_cells(leaderboard, plan, facts)
     labels = _labels(leaderboard, plan, facts)
     rows, lost_runs = _rows(_comparison(plan, source, journal), labels, registered.hash)
     _check_precision(leaderboard, rows)
@@ -274,6 +279,53 @@ def _opened(folder: Path, plan: Plan, facts: dict[str, Any], registered: Registe
     return leaderboard
 
 
+def _add_cells(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -> None:
+    """Add the cells of a plan to a leaderboard; labels may change, as more names are told apart.
+
+    Raises:
+        ValueError: Nothing tells a new data set from one of the leaderboard.
+    """
+    board, cells = leaderboard.plan, fixed_cells(plan, facts)
+    hosts = [_settings(host.words) for host in host_entries(board)]
+    more = {"host": [*board.host], "data": [*board.data]}
+    for item, host in zip(plan.host, host_entries(plan), strict=True):
+        more["host"] += [item] if _settings(host.words) not in hosts else []
+    for item, data in zip(plan.data, data_entries(plan), strict=True):
+        content = next(content for cell, content in cells.items() if cell[1] == data.label)
+        is_known = any(
+            _settings(entry.words) == _settings(data.words) and has_same_data(known, content)
+            for entry in data_entries(board)
+            for cell, known in leaderboard.cells.items()
+            if cell[1] == entry.label
+        )
+        more["data"] += [] if is_known else [item]
+    grown = board.model_copy(update=more)
+    if len({entry.label for entry in data_entries(grown)}) < len(grown.data):
+        raise _mismatch(leaderboard, "a set of the same name has other data")
+    labels = {
+        (host.label, data.label): (new_host.label, new_data.label)
+        for host, new_host in zip(host_entries(board), host_entries(grown), strict=False)
+        for data, new_data in zip(data_entries(board), data_entries(grown), strict=False)
+    }
+    named = {labels[cell]: content for cell, content in leaderboard.cells.items()}
+    places, words = _words(grown), _words(plan)
+    for cell, content in cells.items():
+        known_data = {place[1]: known for place, known in named.items()}
+        place = next(
+            place
+            for place, settings in places.items()
+            if settings == words[cell] and has_same_data(known_data.get(place[1], content), content)
+        )
+        named.setdefault(place, content)
+    texts = {f"{host} on {data}": content for (host, data), content in named.items()}
+    leaderboard.plan, leaderboard.facts = grown, {**leaderboard.facts, "cells": texts}
+    rows = [
+        row.model_copy(update=dict(zip(("host", "data"), labels[row.cell], strict=True)))
+        for row in leaderboard.rows.values()
+    ]
+    leaderboard.rows = {row.key: row for row in rows}
+
+
 def _labels(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -> dict[Cell, Cell]:
     """Return the leaderboard's cell for each cell of a plan.
 
@@ -289,7 +341,9 @@ def _labels(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -> d
         matches = [name for name in namesakes if has_same_data(cells[name], cell_facts)]
         place = " on ".join(cell)
         if not matches:
-            reason = "has other data" if namesakes else "is outside of its cells"
+            reason = "has other data" if namesakes else (
+                "is outside of its cells, which new_cells=true adds"
+            )  # fmt: skip
             raise _mismatch(leaderboard, f"{place} {reason}")
         _check_equal(leaderboard, cells[matches[0]], cell_facts, ("rate", "settings"), place)
         labels[cell] = matches[0]
