@@ -272,7 +272,10 @@ def _opened(folder: Path, plan: Plan, facts: dict[str, Any], registered: Registe
         leaderboard.plan, leaderboard.facts = plan, facts
         leaderboard.publications = [entry, *later]
         return leaderboard
-    texts = (yaml.safe_dump(content.entries()) for content in (leaderboard.plan, plan))
+    texts = (  # without the cells, which are compared one by one
+        yaml.safe_dump({k: v for k, v in content.entries().items() if k not in ("host", "data")})
+        for content in (leaderboard.plan, plan)
+    )
     entry = entry.model_copy(update={"differences": plan_changes(*texts)})
     later = [publication for publication in later if publication.hash != entry.hash]
     leaderboard.publications = [first, *later, entry]
