@@ -494,6 +494,17 @@ def test_token_mixers_are_named_in_tables_plots_and_folders(run, shown, tmp_path
     assert network_name("deit_t", {"rank": 3}) == network_name("deit_t", None) == "deit_t"
 
 
+def test_a_plot_over_a_setting_lists_it_once(run, printed, tmp_path):
+    for share in (0.5, 1.0):
+        run("backbone=deit_t", f"data.train_share={share}")
+    assert "besides the mixer these differ:\n  data.train_share" in printed().out
+    path = tmp_path / "plot.svg"
+    printed("plot=data.train_share", f"out={path}")
+    assert "besides the mixer" not in path.read_text()
+    printed("plot=macs", f"out={path}")
+    assert "besides the mixer" in path.read_text()
+
+
 def test_metrics_that_a_task_lacks_are_dashes(run, printed, shown):
     run("backbone=deit_t", metrics={"top1": 50.0, "top5": 90.0})
     run("backbone=deit_t", "data.image_size=32", metrics={"top1": 40.0})  # of three classes

@@ -96,7 +96,7 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
         metrics = chosen_metrics([row for _, rows in groups for row in rows], task,
                                  options["metric"])  # fmt: skip
         for evaluation, rows in groups:
-            footer = describe_terms(rows)
+            footer = describe_terms(rows, axis)
             heading = format_evaluation(evaluation)
             tables.append(_table(rows, by, metrics, heading, footer))
     if options["plot"]:

@@ -75,8 +75,13 @@ def mark_terms(rows: Sequence[Row]) -> dict[str, list[str]]:
     return letters
 
 
-def describe_terms(rows: Sequence[Row]) -> list[str]:
-    """Return lines for below a table or plot: rows on equal terms, and other differences."""
+def describe_terms(rows: Sequence[Row], axis: str = "") -> list[str]:
+    """Return lines for below a table or plot: rows on equal terms, and other differences.
+
+    Args:
+        rows: The rows.
+        axis: Setting that a plot shows.
+    """
     letters = mark_terms(rows)
     if len(rows) < 2:
         return []
@@ -89,20 +94,20 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"not known to be on equal terms: {', '.join(rest)} (summary.json lacks the network)"
         )
-    differ = _differences(rows)
+    differ = _differences(rows, axis)
     if differ:
         lines.append("besides the mixer these differ:")
         lines += [f"  {line}" for line in differ]
     return lines
 
 
-def _differences(rows: Sequence[Row]) -> list[str]:
+def _differences(rows: Sequence[Row], axis: str) -> list[str]:
     """Return the differences between rows; settings that split the rows equally share a line."""
     terms = {row.name: comparison_terms(row.first) for row in rows}
     keys = [*FACTS.values(), *sorted({key for row in terms.values() for key in row})]
     hosts = len({row[FACTS["host"]] for row in terms.values()}) > 1
     partitions: dict[str, list[str]] = {}
-    for key in dict.fromkeys(keys):
+    for key in dict.fromkeys(key for key in keys if key != axis):
         if hosts and key.startswith("backbone.") and any(key not in row for row in terms.values()):
             continue  # an option that one of the hosts lacks
         values = {name: _text(row.get(key)) for name, row in terms.items()}
