@@ -5,7 +5,7 @@ import numpy as np
 from tools.comparison.cells import CellPlan, Network
 from tools.comparison.journal import Journal
 from tools.comparison.plan import data_entries, host_entries, mixer_entries, read_plan
-from tools.comparison.register import fixed_entries, register
+from tools.comparison.register import fixed_entries, read_registered, register
 from tools.comparison.runner import Comparison
 
 WORDS = ("mixer=ffn,glu", "host=deit_t", "data=sample_classification", "baseline=ffn")
@@ -55,4 +55,5 @@ def fill(comparison, effects=None, seed=0):
 
 def registered_text(comparison, commit="c", *, begun):
     fixed = fixed_entries(comparison.plan, comparison.mixers, comparison.cells, commit)
-    return register(comparison.folder, comparison.plan, fixed, begun=begun)
+    before = read_registered(comparison.folder) if begun else None
+    return register(comparison.folder, comparison.plan, fixed, before, begun=begun)

@@ -13,6 +13,7 @@ usage: python tools/compare.py plan=FILE | mixer=A,B host=X,Y data=P,Q baseline=
   baseline=ffn              one of the mixers; all others are compared with it
   task=classification       a task family
   seeds=2                   runs per mixer and cell, which is a host on a data set
+  first_seed=0              seed of the first of them
   budget=steps              what all get alike: steps; macs or params (widths are solved, see
                             backbone.mixer.match); seconds, of training at the measured pace
   rates=0.25,1,4            factors of the recipe's learning rate: each mixer and cell gets the best

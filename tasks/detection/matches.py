@@ -48,13 +48,13 @@ def box_matches(
     objects = np.zeros((len(images), len(categories)), np.int32)
     columns: dict[str, list[Any]] = {"image": [], "category": [], "score": [], "match": []}
     places = {image: place for place, image in enumerate(images)}
-    for found in filter(None, evaluation.evalImgs):
-        image, category = places[found["image_id"]], categories.index(found["category_id"])
-        objects[image, category] = np.sum(np.equal(found["gtIgnore"], 0))
-        is_right, is_ignored = found["dtMatches"] > 0, found["dtIgnore"].astype(bool)
+    for evaluated in filter(None, evaluation.evalImgs):
+        image, category = places[evaluated["image_id"]], categories.index(evaluated["category_id"])
+        objects[image, category] = np.sum(np.equal(evaluated["gtIgnore"], 0))
+        is_right, is_ignored = evaluated["dtMatches"] > 0, evaluated["dtIgnore"].astype(bool)
         match = np.where(is_ignored, UNCOUNTED, np.where(is_right, RIGHT, WRONG)).T
         columns["match"].extend(match)
-        columns["score"].extend(found["dtScores"])
+        columns["score"].extend(evaluated["dtScores"])
         columns["image"].extend([image] * len(match))
         columns["category"].extend([category] * len(match))
     thresholds = len(parameters.iouThrs)

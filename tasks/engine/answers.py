@@ -86,9 +86,9 @@ def mean_share(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     Classes with a whole of 0 are left out; without any class it is NaN.
     """
     parts, wholes = counts[..., 0, :], counts[..., 1, :]
-    known = wholes > 0
-    shares = np.divide(parts, wholes, out=np.zeros_like(parts), where=known).sum(-1)
-    classes = known.sum(-1)
+    has_class = wholes > 0
+    shares = np.divide(parts, wholes, out=np.zeros_like(parts), where=has_class).sum(-1)
+    classes = has_class.sum(-1)
     return np.divide(shares, classes, out=np.full_like(shares, np.nan), where=classes > 0)
 
 

@@ -1,5 +1,6 @@
 """tools/compare.py: plans, registration, the table from runs that ended, and the command."""
 
+import errno
 import json
 import os
 import re
@@ -9,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
+from PIL import Image
 
 from tasks.engine.run_folder.bounded_reading import DamagedFile
 from tests import checkout
@@ -22,6 +25,7 @@ from tests.comparisons import WORDS, comparison_of, fill, plan_of, registered_te
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
 from tools.comparison.answers import read_answers
+from tools.comparison.cells import CellPlan, measure_cell, note_data
 from tools.comparison.journal import Journal, Run
 from tools.comparison.page import write_files
 from tools.comparison.plan import (
@@ -33,9 +37,18 @@ from tools.comparison.plan import (
     plan_changes,
     read_plan,
 )
-from tools.comparison.register import locked, read_cell, read_registered, write_cell
-from tools.comparison.table import make_table
-from tools.comparison.work import describe_plan, expected_deviation, show
+from tools.comparison.register import (
+    keep_labels,
+    keep_lengths,
+    locked,
+    read_cell,
+    read_registered,
+    write_cell,
+    write_registered,
+)
+from tools.comparison.statistics import error_variances, seeds_interval
+from tools.comparison.table import failed_runs, make_table
+from tools.comparison.work import check_mixers, describe_plan, expected_deviation, show
 from tools.comparison.workers import make_workers
 from tools.runs.source import read_source
 
@@ -113,7 +126,7 @@ def test_rows_are_mixers_and_controls(tmp_path, words, rows):
         assert entries[label].words == typed
     again = entries[f"{plan.baseline} again"]
     assert again.words == entries[plan.baseline].words
-    assert again.first_seed >= plan.seeds
+    assert again.later >= plan.seeds
     assert ("own" in entries) == ("ffn" not in plan.mixer)
 
 
@@ -411,7 +424,12 @@ def test_intervals_use_answers_per_sample(tmp_path):
         widths.append(high - low)
         for path in tmp_path.glob("*/answers.npz"):
             path.unlink()
-    assert widths[0] > widths[1] + 5
+    values = {}
+    for run in comparison.journal:
+        values.setdefault(run.mixer, {}).setdefault(run.cell, []).append(run.value)
+    low, high = seeds_interval([0.0, 0.0], *error_variances(values)[run.cell])
+    assert widths[1] == pytest.approx(high - low, abs=0.02)
+    assert widths[0] > widths[1]
 
 
 def test_intervals_of_percent_stay_between_0_and_100(tmp_path):
@@ -604,3 +622,148 @@ def test_wrong_launchers_are_refused(word, message, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=message):
         plan_of(tmp_path, word)
+
+
+FOLDERS = ("data=folder data.root=/x/a/images,folder data.root=/x/b/images",)
+
+
+def test_sets_are_told_apart_by_as_much_of_their_path_as_it_takes(tmp_path):
+    labels = [entry.label for entry in data_entries(plan_of(tmp_path, *FOLDERS))]
+    assert labels == ["folder a/images", "folder b/images"]
+    short = plan_of(tmp_path, "data=folder data.root=/x/a,folder data.root=/x/b")
+    assert [entry.label for entry in data_entries(short)] == ["folder a", "folder b"]
+    one_in_other = plan_of(tmp_path, "data=folder data.root=a,folder data.root=b/a")
+    assert len({entry.label for entry in data_entries(one_in_other)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("mixer=ffn,glu trainer.max_epochs=3",), "max_epochs=3 would change the terms"),
+        (("mixer=ffn,glu seed=7",), "seed=7 would change the terms"),
+        (("host=deit_t checkpoints=best",), "checkpoints=best is set by the comparison"),
+        (("mixer=ffn,own",), "ffn and own are the same mixer"),
+        (("rates=nan,1",), "rates must be factors"),
+        (("rates=inf,1",), "rates must be factors"),
+        (("first_seed=-1",), "first_seed"),
+    ],
+)
+def test_unequal_terms_and_duplicates_are_refused(words, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        mixer_entries(plan_of(tmp_path, *words))
+
+
+def test_later_seeds(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1", "first_seed=10")
+    seeds = {(run.mixer, run.seed) for run in comparison.planned()}
+    assert {seed for mixer, seed in seeds if mixer == "ffn"} == {10, 11}
+    assert {seed for mixer, seed in seeds if mixer == "ffn again"} == {110, 111}
+
+
+def test_runs_keep_their_set_where_a_second_one_changes_its_name(tmp_path):
+    """One set is "folder", two are "folder a" and "folder b", and one again is "folder"."""
+    one, two = "data=folder data.root=/x/a", "data=folder data.root=/x/b,folder data.root=/x/a"
+    first = comparison_of(tmp_path, one, "rates=1")
+    fill(first)
+    registered_text(first, begun=False)
+    values = {run.key: run.value for run in first.journal}
+    for words, label in ((two, "folder a"), (one, "folder"), (one.replace("/a", "/b"), None)):
+        plan = plan_of(tmp_path, words, "rates=1")
+        journal = Journal(plan.folder)
+        registered = keep_labels(plan, read_registered(plan.folder), journal)
+        write_registered(plan.folder, registered)
+        labels = {run.data for run in journal}
+        assert labels == {label or "data=folder data.root=/x/a"}
+        assert sorted(run.value for run in journal) == sorted(values.values())
+        assert label is None or f"deit_t on {label}:" in registered.text
+        later = comparison_of(tmp_path, words, "rates=1")
+        registered_text(later, begun=True)
+
+
+def test_a_removed_registration_is_a_deviation(tmp_path):
+    comparison = comparison_of(tmp_path)
+    registered_text(comparison, begun=False)
+    (comparison.folder / "registered.json").unlink()
+    assert "registered.json was removed" in registered_text(comparison, begun=True).deviations[0]
+
+
+def test_steps_by_the_clock_are_a_part_of_the_plan(tmp_path):
+    comparison = comparison_of(tmp_path, "budget=seconds")
+    registered = registered_text(comparison, begun=False)
+    again = comparison_of(tmp_path, "budget=seconds")
+    for cell in again.cells:
+        cell.networks = {label: replace(n, steps=7) for label, n in cell.networks.items()}
+    keep_lengths(again.plan, again.cells, registered)
+    assert again.cells == comparison.cells
+    assert "steps" not in str(yaml.safe_load(registered_text(comparison_of(
+        tmp_path / "other"), begun=False).text)["fixed"])  # fmt: skip
+
+
+def test_failures_that_are_over_are_forgotten(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1", "seeds=3")
+    runs = list(comparison.planned())
+    for run in runs:
+        comparison.journal.add(run.model_copy(update={"status": "failed", "reason": "gone"}))
+    first = runs[0].model_copy(update={"status": "finished", "factor": 4.0, "value": 1.0})
+    comparison.journal.add(first)
+    assert len(failed_runs(comparison)) == len(runs) - 1
+    fewer = comparison_of(tmp_path, "rates=1", "seeds=2")
+    assert {run.seed for run in failed_runs(fewer)} == {0, 1, 100, 101}
+
+
+def test_a_mixer_that_fits_nowhere_ends_the_command(tmp_path):
+    check_mixers(plan_of(tmp_path), comparison_of(tmp_path).cells)
+    with pytest.raises(ValueError, match="mixer=glu fits no host of the plan: dim 3 is not"):
+        check_mixers(plan_of(tmp_path), comparison_of(tmp_path, refused=[("glu", "deit_t")]).cells)
+
+
+def test_data_are_read_again_and_rates_need_data_that_divide(tmp_path):
+    write_folders(tmp_path / "images")
+    words = (f"data=folder data.root={tmp_path / 'images'}", "data.image_size=32")
+    plan = plan_of(tmp_path, *words)
+    host, data = host_entries(plan)[0], data_entries(plan)[0]
+    cell = CellPlan(host.label, data.label)
+    note_data(plan, host, data, cell)
+    before = dict(cell.prints)
+    next((tmp_path / "images/train/a").iterdir()).unlink()
+    note_data(plan, host, data, cell)
+    assert cell.prints["train"] != before["train"]
+    assert cell.prints["val"] == before["val"]
+    undivided = plan_of(tmp_path, "task=segmentation", "data=sample_segmentation", "host=deit_t")
+    with pytest.raises(ValueError, match=r"cannot divide its training images; pass rates=1$"):
+        measure_cell(undivided, host_entries(undivided)[0], data_entries(undivided)[0],
+                     mixer_entries(undivided))  # fmt: skip
+
+
+def write_folders(folder):
+    generator = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for name in "ab":
+            (folder / split / name).mkdir(parents=True)
+            for number in range(4):
+                pixels = generator.integers(0, 255, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+
+
+def test_the_last_named_folder_of_a_log_is_that_of_the_run(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1")
+    run = next(comparison.planned())
+    log = tmp_path / "log"
+    log.write_text(f"Run folder: {tmp_path / 'gone'}\nresource_tracker: 1 leaked semaphore\n")
+    with pytest.raises(FileNotFoundError, match=r"gone/summary\.json"):
+        comparison._result(run, 0, log)
+
+
+def test_a_full_disk_stops_all_runs(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1")
+    log = tmp_path / "log"
+    log.write_text("error: No space left on device: 'last.ckpt'\n")
+    with pytest.raises(OSError, match=r"ffn in .* stopped: No space left") as caught:
+        comparison._result(next(comparison.planned()), 2, log)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_metric_of_1_at_most_has_half_a_point_too(tmp_path):
+    words = ("task=detection", "data=sample_detection", "host=swin_t", "rates=1")
+    plan = plan_of(tmp_path, *words)
+    assert (plan.primary, plan.region, plan.bounds) == ("AP", 0.005, (0.0, 1.0))

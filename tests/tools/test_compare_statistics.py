@@ -15,6 +15,7 @@ from tools.comparison.statistics import (
     interval,
     judge,
     mean_ranks,
+    seeds_interval,
     visible_by,
     visible_difference,
     within,
@@ -184,7 +185,7 @@ def test_equal_runs_conclude_nothing(value, seeds):
             assert effect.verdict == "cannot tell"
             assert reason in effect.reason
             assert math.isnan(effect.low)
-    assert all(map(math.isnan, interval([value] * seeds)))
+    assert all(map(math.isnan, seeds_interval([value] * seeds, 0.0, seeds - 1)))
 
 
 def test_intervals_resample_runs_then_samples():
@@ -194,11 +195,22 @@ def test_intervals_resample_runs_then_samples():
     runs = [100 * float(row.mean()) for row in equal]
     low, high = interval(runs, Means(equal, 100))
     assert (high - low) / 2 == pytest.approx(196 * math.sqrt(0.25 / 523), rel=0.1)  # 4.3 points
-    alone = interval([50.0, 52.0])
-    assert alone == pytest.approx((51 - math.sqrt(2), 51 + math.sqrt(2)), abs=1e-9)
     both = interval([50.0, 52.0], Means(answers, 100))
-    assert both[0] < alone[0] < alone[1] < both[1]
-    assert all(map(math.isnan, interval([50.0])))
+    assert both[0] < 51 - math.sqrt(2) < 51 + math.sqrt(2) < both[1]
+
+
+def test_intervals_of_seeds_cover_the_mean_as_often_as_they_say():
+    """Two runs of each of five mixers, whose pooled deviation is known to five degrees."""
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(1_000):
+        table = {name: {("h", "d"): generator.normal(70, 2, 2).tolist()} for name in "abcde"}
+        variance, degrees = error_variances(table)["h", "d"]
+        low, high = seeds_interval(table["a"]["h", "d"], variance, degrees)
+        covered += low < 70 < high
+    assert degrees == 5
+    assert covered == pytest.approx(950, abs=25)
+    assert all(map(math.isnan, seeds_interval([70.0], math.nan, 0)))
 
 
 def test_intervals_of_a_whole_set_resample_its_samples():

@@ -124,14 +124,14 @@ class Precisions(SetAnswers):
 
     def measure(self, run: int, weights: Floats) -> Floats:
         """Return the mean over classes with objects, and over thresholds of IoU."""
-        found = self.matches[run]
+        matches = self.matches[run]
         total, classes = np.zeros(len(weights)), np.zeros(len(weights))
-        for category in range(found["objects"].shape[1]):
-            places = np.flatnonzero(found["category"] == category)
-            places = places[np.argsort(-found["score"][places], kind="stable")]
-            match, image = found["match"][places], found["image"][places]
+        for category in range(matches["objects"].shape[1]):
+            places = np.flatnonzero(matches["category"] == category)
+            places = places[np.argsort(-matches["score"][places], kind="stable")]
+            match, image = matches["match"][places], matches["image"][places]
             for draw, row in enumerate(weights):
-                objects = row @ found["objects"][:, category]
+                objects = row @ matches["objects"][:, category]
                 if objects:
                     classes[draw] += 1
                     total[draw] += average_precision(match, row[image], objects)
@@ -191,13 +191,13 @@ def read_answers(runs: Sequence[Run], metric: str) -> Answers | None:
 def _scaled(answers: SetAnswers, values: Sequence[float]) -> SetAnswers | None:
     """Return answers in the unit of the runs' metric; None if they give another value."""
     every = np.ones((1, answers.samples))
-    found = np.array([answers.measure(run, every)[0] for run in range(answers.runs)])
+    measures = np.array([answers.measure(run, every)[0] for run in range(answers.runs)])
     for scale in (1.0, 100.0):
-        if _is_close(scale * found, values):
+        if _is_close(scale * measures, values):
             answers.scale = scale
             return answers
     return None
 
 
-def _is_close(found: Floats, values: Sequence[float]) -> bool:
-    return np.allclose(found, values, rtol=CLOSE, atol=CLOSE)
+def _is_close(measures: Floats, values: Sequence[float]) -> bool:
+    return np.allclose(measures, values, rtol=CLOSE, atol=CLOSE)

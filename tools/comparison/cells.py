@@ -19,7 +19,7 @@ from tools.comparison.plan import Entry, Plan
 from tools.config.config_checks import resolve_config
 from tools.config.overrides import read_command
 from tools.config.run_config import job_config
-from tools.runs.components import Components, build_components, check_config
+from tools.runs.components import Components, build_components, check_config, read_data
 
 WARM_UPS, TIMED = 1, 2  # steps per network
 ROUNDS, BATCH = 10, 16  # forward passes that are timed, and the images of a throughput
@@ -41,6 +41,7 @@ class Network:
         steps: Optimiser steps of a run.
         terms: Facts of the host that a mixer may force to differ.
         answers: Fingerprint of the code.
+        ratios: ``latency`` and ``throughput`` over the baseline's, medians of rounds side by side.
     """
 
     parameters: int
@@ -52,6 +53,7 @@ class Network:
     steps: int
     terms: dict[str, Any]
     answers: dict[str, list[float]]
+    ratios: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -125,6 +127,7 @@ def measure_cell(plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry]) 
     baseline = next(entry for entry in mixers if entry.label == plan.baseline)
     with tempfile.TemporaryDirectory() as folder, _quiet():
         config = compose_run(run_words(plan, host, data, baseline))
+        _check_rates(plan, config)
         auto = auto_keys(config)
         parts = build_components(config, Path(folder), resumed=False)
         _fix_settings(cell, config, auto, parts)
@@ -137,15 +140,35 @@ def measure_cell(plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry]) 
                 words = [*run_words(plan, host, data, mixer), *cell.words]
                 ours = config if mixer is baseline else compose_run(words)
                 task = parts.task if mixer is baseline else _build_task(ours, parts)
-            except ValueError as error:
+                reference = reference or task
+                cell.networks[mixer.label] = _measure(plan, ours, parts, task, reference, cell)
+            except (ValueError, RuntimeError) as error:
                 if mixer is baseline:
-                    raise
+                    raise ValueError(str(error)) from error
                 cell.refused[mixer.label] = str(error)
-                continue
-            reference = reference or task
-            cell.networks[mixer.label] = _measure(plan, ours, parts, task, reference, cell)
         _release(parts.engine.strategy.root_device)
     return cell
+
+
+def _check_rates(plan: Plan, config: RunConfig) -> None:
+    """Raise ValueError if rates are to be chosen on data that cannot be divided."""
+    if len(plan.rates) > 1:
+        try:
+            read_data(config.model_copy(update={"held_out": plan.held_out}))
+        except ValueError as error:
+            reason = str(error).removesuffix("; leave it out")
+            raise ValueError(f"{reason}; pass rates=1") from None
+
+
+def note_data(plan: Plan, host: Entry, data: Entry, cell: CellPlan) -> None:
+    """Note the data of a cell that was measured before, which may have changed since.
+
+    Raises:
+        ValueError: The data cannot be read.
+    """
+    with _quiet():
+        words = run_words(plan, host, data, Entry("", ()))
+        _note_prints(cell, read_data(compose_run(words)))
 
 
 def _release(device: Any) -> None:
@@ -169,17 +192,20 @@ def _fix_settings(
     cell: CellPlan, config: RunConfig, auto: Sequence[str], parts: Components
 ) -> None:
     """Note the data of a cell, and the words that state what the data decided for the baseline."""
-    from tools.runs.fingerprints import fingerprints, split_fingerprint
-
-    datamodule = parts.datamodule
-    cell.prints = fingerprints(datamodule) | {"train": split_fingerprint(datamodule, "train")}
-    cell.prints |= {"test": split_fingerprint(datamodule, "test")}
-    cell.samples = {name: int(size) for name, size in datamodule.sizes().items()}
+    _note_prints(cell, parts.datamodule)
     rate = config.optimizer.get("lr")
     cell.rate = float(rate) if isinstance(rate, int | float) else None
     for key in auto:
         group, _, name = key.partition(".")
         cell.words.append(f"{key}={format_value(getattr(config, group).get(name))}")
+
+
+def _note_prints(cell: CellPlan, datamodule: Any) -> None:
+    from tools.runs.fingerprints import fingerprints, split_fingerprint
+
+    cell.prints = fingerprints(datamodule) | {"train": split_fingerprint(datamodule, "train")}
+    cell.prints |= {"test": split_fingerprint(datamodule, "test")}
+    cell.samples = {name: int(size) for name, size in datamodule.sizes().items()}
 
 
 def _measure(
@@ -191,7 +217,7 @@ def _measure(
     prints: dict[str, Any] = task.fingerprint
     answers: dict[str, list[float]] = next((entry["answers"] for entry in prints.values()), {})
     step, busy = _time_step(task, parts)
-    latency, throughput = _time_forward(plan, config, parts, task, reference)
+    latency, throughput, ratios = _time_forward(plan, config, parts, task, reference)
     per_epoch = steps_per_epoch(config.trainer, parts.datamodule.batches("train", 1))
     epochs, most = config.trainer["max_epochs"], config.trainer["max_steps"]
     steps = epochs * per_epoch if epochs > 0 else most
@@ -203,7 +229,7 @@ def _measure(
     return Network(
         parameters=facts["parameters"], backbone_macs=facts["backbone_macs"], step=step, busy=busy,
         latency=latency, throughput=throughput, steps=steps,
-        terms={key: network.get(key) for key in TERMS}, answers=answers,
+        terms={key: network.get(key) for key in TERMS}, answers=answers, ratios=ratios,
     )  # fmt: skip
 
 
@@ -239,8 +265,8 @@ def _synchronise(device: Any) -> None:
 
 def _time_forward(
     plan: Plan, config: RunConfig, parts: Components, task: Any, reference: Any
-) -> tuple[float | None, float | None]:
-    """Return milliseconds of one input and inputs per second, timed beside the baseline's."""
+) -> tuple[float | None, float | None, dict[str, float]]:
+    """Return milliseconds of one input, inputs per second, and both over the baseline's."""
     import torch
 
     from tools.bench.timed_networks import example_input
@@ -248,18 +274,21 @@ def _time_forward(
     from tools.runs.report import input_shape
 
     if plan.family.counted is None:
-        return None, None
+        return None, None, {}
     device, shape = parts.engine.strategy.root_device, input_shape(config, parts.datamodule)
-    figures = []
+    figures, ratios = [], []
     for batch in (1, BATCH):
         inputs = example_input(plan.family, batch, shape).to(device)
         steps = [
             make_step(timed_task.model.backbone, inputs, "forward", torch.float32)
             for timed_task in (reference, task)
         ]
-        seconds = interleave(steps, ROUNDS, device.type)[1]
-        figures.append(statistics.median(seconds))
-    return 1e3 * figures[0], BATCH / figures[1]
+        base, ours = interleave(steps, ROUNDS, device.type)
+        figures.append(statistics.median(ours))
+        pairs = zip(ours, base, strict=True)
+        ratios.append(1.0 if task is reference else statistics.median(a / b for a, b in pairs))
+    slower = {"latency": ratios[0], "throughput": 1 / ratios[1]}
+    return 1e3 * figures[0], BATCH / figures[1], slower
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -94,6 +94,23 @@ class Journal:
     def add(self, run: Run) -> None:
         """Add or replace a run, and write the file."""
         self.runs[run.key] = run
+        self._write()
+
+    def relabel(self, labels: Mapping[str, Mapping[str, str]]) -> None:
+        """Give hosts and data sets other labels: by ``host`` and ``data``, the new of each old."""
+        pairs = [
+            (run, {axis: names.get(getattr(run, axis)) for axis, names in labels.items()})
+            for run in self
+        ]
+        runs = [
+            run.model_copy(update={axis: name for axis, name in names.items() if name})
+            for run, names in pairs
+        ]
+        if runs != [*self]:
+            self.runs = {run.key: run for run in runs}
+            self._write()
+
+    def _write(self) -> None:
         rows = (
             row.model_dump() | {"folder": self._relative_path(row.folder)}
             for row in self.runs.values()

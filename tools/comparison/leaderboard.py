@@ -241,6 +241,8 @@ def publish(
         _add_cells(leaderboard, plan, facts)
     labels = _labels(leaderboard, plan, facts)
     rows, lost_runs = _rows(_comparison(plan, source, journal), labels, registered.hash)
+    if not rows:
+        raise ValueError(f"the run folders of {source} were moved or deleted: nothing to publish")
     _check_precision(leaderboard, rows)
     outdated = _outdated(leaderboard, rows)
     for key in outdated:
@@ -296,9 +298,10 @@ def _add_cells(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -
     for item, data in zip(plan.data, data_entries(plan), strict=True):
         content = next(content for cell, content in cells.items() if cell[1] == data.label)
         is_known = any(
-            _settings(entry.words) == _settings(data.words) and has_same_data(known, content)
+            _settings(entry.words) == _settings(data.words)
+            and has_same_data(board_content, content)
             for entry in data_entries(board)
-            for cell, known in leaderboard.cells.items()
+            for cell, board_content in leaderboard.cells.items()
             if cell[1] == entry.label
         )
         more["data"] += [] if is_known else [item]
@@ -310,17 +313,17 @@ def _add_cells(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -
         for host, new_host in zip(host_entries(board), host_entries(grown), strict=False)
         for data, new_data in zip(data_entries(board), data_entries(grown), strict=False)
     }
-    named = {labels[cell]: content for cell, content in leaderboard.cells.items()}
+    contents = {labels[cell]: content for cell, content in leaderboard.cells.items()}
     places, words = _words(grown), _words(plan)
     for cell, content in cells.items():
-        known_data = {place[1]: known for place, known in named.items()}
+        known_data = {place[1]: board_content for place, board_content in contents.items()}
         place = next(
             place
             for place, settings in places.items()
             if settings == words[cell] and has_same_data(known_data.get(place[1], content), content)
         )
-        named.setdefault(place, content)
-    texts = {f"{host} on {data}": content for (host, data), content in named.items()}
+        contents.setdefault(place, content)
+    texts = {f"{host} on {data}": content for (host, data), content in contents.items()}
     leaderboard.plan, leaderboard.facts = grown, {**leaderboard.facts, "cells": texts}
     rows = [
         row.model_copy(update=dict(zip(("host", "data"), labels[row.cell], strict=True)))

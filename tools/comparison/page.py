@@ -47,9 +47,10 @@ def latex(comparison: Comparison, results: Table, registered: Registered) -> str
     rows = [format_cells(record, columns) for record in results.records]
     for place, key in enumerate(columns):
         if key in results.metrics:
-            _emphasise(
-                rows, place, [record[key] for record in results.records], comparison.plan.sign
-            )
+            ranked = [  # controls are no candidates
+                None if record.get("role") else record[key] for record in results.records
+            ]
+            _emphasise(rows, place, ranked, comparison.plan.sign)
         else:
             for row in rows:
                 row[place] = escape_latex(row[place])

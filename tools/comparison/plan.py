@@ -37,6 +37,7 @@ SET_HERE = (
     "ckpt", "resume", "input", "paper", "experiment", "callbacks.early_stopping.patience",
     "data.split_seed",
 )  # fmt: skip
+MIXER_OPTIONS = ("backbone.mixer.", "backbone.token_mixer.")
 TIMM, MODEL = "timm", "backbone.model"  # a host of timm, and the option that names it
 FIXED = "fixed"  # entry of plan.yaml with what followed from the plan
 PUBLISHED = "published"  # entry of a leaderboard's plan.yaml
@@ -54,6 +55,7 @@ class Plan(BaseModel):
         baseline: One of the mixers, which all others are compared with.
         kind: Kind of the mixers, where a name has both.
         seeds: Runs per mixer and cell.
+        first_seed: Seed of the first of them.
         budget: What all mixers get alike.
         rates: Factors of the learning rate, of which each mixer and cell gets the best on a part of
             the training samples; 1 alone leaves the recipe's rate.
@@ -77,6 +79,7 @@ class Plan(BaseModel):
     baseline: str
     kind: Kind | None = None
     seeds: Annotated[int, Field(ge=2, le=AGAIN_SEED)] = 2
+    first_seed: Annotated[int, Field(ge=0)] = 0
     budget: Literal["steps", "macs", "params", "seconds"] = "steps"
     rates: Annotated[list[float], Field(min_length=1)] = [0.25, 1.0, 4.0]
     metric: str | None = None
@@ -101,15 +104,31 @@ class Plan(BaseModel):
             )
         if len(self.mixer) < 2 and self.mixer[0] in (OWN, PLAIN_FFN):
             raise ValueError("mixer needs a mixer besides the baseline")
-        if any(rate <= 0 for rate in self.rates) or 1.0 not in self.rates:
+        if not all(0 < rate < math.inf for rate in self.rates) or 1.0 not in self.rates:
             raise ValueError("rates must be factors above 0, with 1 among them, such as 0.25,1,4")
         check_hydra(self.launcher)
-        for word in self.options:
+        self._check_words()
+        return self
+
+    def _check_words(self) -> None:
+        """Refuse words that the comparison sets, and those of a mixer that change its terms.
+
+        Raises:
+            ValueError: Names the word.
+        """
+        words = [w for item in (*self.host, *self.data) for w in _split(item)[1:]]
+        for word in (*self.options, *words):
             if "=" not in word:
                 raise ValueError(f"cannot read {word!r}; options are key=value")
             if key_of(word) in SET_HERE:
                 raise ValueError(f"{word} is set by the comparison itself; leave it out")
-        return self
+        for item in self.mixer:
+            for word in _split(item)[1:]:
+                if not key_of(word).startswith(MIXER_OPTIONS):
+                    raise ValueError(
+                        f"mixer={item}: {word} would change the terms of this row alone; options "
+                        f"of a mixer begin with {' or '.join(MIXER_OPTIONS)}"
+                    )
 
     @property
     def folder(self) -> Path:
@@ -120,6 +139,11 @@ class Plan(BaseModel):
     def family(self) -> Family:
         """Return the task family."""
         return find_family(self.task)
+
+    @property
+    def run_seeds(self) -> range:
+        """Return the seeds of each mixer's runs in a cell."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def primary(self) -> str:
@@ -140,8 +164,8 @@ class Plan(BaseModel):
         """
         if self.equivalence is not None:
             return self.equivalence
-        if self._is_percent:
-            return POINTS
+        if self._most is not None:
+            return POINTS * self._most / 100
         raise ValueError(
             f"{self.primary} is not in percent: pass equivalence=<the largest difference of "
             f"{self.primary} that counts as none>"
@@ -150,11 +174,13 @@ class Plan(BaseModel):
     @property
     def bounds(self) -> tuple[float, float]:
         """Return the lowest and the highest value of the primary metric."""
-        return (0.0, 100.0) if self._is_percent else (-math.inf, math.inf)
+        return (-math.inf, math.inf) if self._most is None else (0.0, self._most)
 
     @property
-    def _is_percent(self) -> bool:
-        return PERCENT in self.family.metric(self.primary).title
+    def _most(self) -> float | None:
+        """Return 100 for a primary metric in percent, 1 for one that is published so, or None."""
+        metric = self.family.metric(self.primary)
+        return 100.0 if PERCENT in metric.title else 1.0 if metric.scale == 100 else None
 
     def entries(self) -> dict[str, Any]:
         """Return the plan as plain values, without its folder and the runs side by side."""
@@ -169,13 +195,13 @@ class Entry:
         label: Its name in tables.
         words: Words of run.py that choose it.
         control: What a row shows besides; empty for the plan's own mixers.
-        first_seed: Seed of its first run.
+        later: Seeds that its runs come after the others'; 0 except for the baseline's second row.
     """
 
     label: str
     words: tuple[str, ...]
     control: str = ""
-    first_seed: int = 0
+    later: int = 0
 
 
 def read_plan(arguments: Sequence[str]) -> Plan:
@@ -249,9 +275,9 @@ def _value(key: str, value: Any) -> Any:
         return [_value("rate", item) for item in items] if key == "rates" else items
     if not isinstance(value, str) and key != "rate":
         return value
-    if key in ("seeds", "jobs", "equivalence", "held_out", "deviation", "rate"):
+    if key in ("seeds", "first_seed", "jobs", "equivalence", "held_out", "deviation", "rate"):
         try:
-            return int(value) if key in ("seeds", "jobs") else float(value)
+            return int(value) if key in ("seeds", "first_seed", "jobs") else float(value)
         except (TypeError, ValueError):
             name = "rates" if key == "rate" else key
             raise ValueError(f"{name}={value} must be a number") from None
@@ -300,6 +326,10 @@ def mixer_entries(plan: Plan) -> list[Entry]:
     kind = mixer_kind(plan)
     option = "backbone.mixer" if kind == "channel" else "backbone.token_mixer"
     entries = [Entry(item, _mixer_words(item, option, plan)) for item in plan.mixer]
+    names: dict[tuple[str, ...], str] = {}
+    for entry in entries:
+        if names.setdefault(entry.words, entry.label) != entry.label:
+            raise ValueError(f"mixer: {names[entry.words]} and {entry.label} are the same mixer")
     plain_names = {OWN, PLAIN_FFN} if kind == "channel" else {OWN}
     registered_names = catalogue().list_mixers(kind)
     for name in CONTROLS:
@@ -315,8 +345,13 @@ def mixer_entries(plan: Plan) -> list[Entry]:
     return [*entries, again]
 
 
+def _split(item: str) -> list[str]:
+    """Return a name and its options."""
+    return split_outside_brackets(item, " ")
+
+
 def _mixer_words(item: str, option: str, plan: Plan) -> tuple[str, ...]:
-    name, *words = split_outside_brackets(item, " ")
+    name, *words = _split(item)
     if name == OWN or (name == PLAIN_FFN and option == "backbone.mixer"):
         return tuple(words)
     is_list = name.startswith("[")
@@ -350,14 +385,14 @@ def data_entries(plan: Plan) -> list[Entry]:
 
 def _group_entries(group: str, items: Sequence[str]) -> list[Entry]:
     """Return entries with short labels: the name, and what tells entries of one name apart."""
-    parts = [split_outside_brackets(item, " ") for item in items]
+    parts = [_split(item) for item in items]
     options = [dict(word.partition("=")[::2] for word in words) for _, *words in parts]
     names = [values.get(MODEL, name) for (name, *_), values in zip(parts, options, strict=True)]
     labels = []
     for name, values in zip(names, options, strict=True):
         namesakes = [o for namesake, o in zip(names, options, strict=True) if namesake == name]
         telling = (
-            Path(value).name
+            _own_end(value, [o.get(key, "") for o in namesakes])
             for key, value in values.items()
             if len({o.get(key) for o in namesakes}) == len(namesakes)
         )
@@ -367,6 +402,16 @@ def _group_entries(group: str, items: Sequence[str]) -> list[Entry]:
         Entry(label, (f"{group}={name}", *words))
         for label, (name, *words) in zip(labels, parts, strict=True)
     ]
+
+
+def _own_end(path: str, paths: Sequence[str]) -> str:
+    """Return the shortest end of a path that is an end of no further one."""
+    parts = Path(path).parts
+    for length in range(1, len(parts) + 1):
+        end = "/".join(parts[-length:])
+        if sum(f"/{candidate}".endswith(f"/{end}") for candidate in paths) == 1:
+            return end
+    return path
 
 
 def plan_text(plan: Plan, entries: Mapping[str, Any]) -> str:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from backbones.options.schemas import validate
 from tasks.engine.run_folder.atomic_writes import write_whole
 from tasks.engine.run_folder.bounded_reading import DamagedFile, read_json, read_text, read_yaml
 from tools.comparison.cells import CellPlan
+from tools.comparison.journal import Journal
 from tools.comparison.plan import (
     AGAIN_SEED,
+    FIXED,
     TUNING_SEED,
     Entry,
     Plan,
+    data_entries,
+    host_entries,
     plan_changes,
     plan_hash,
     plan_text,
@@ -80,7 +85,10 @@ def read_cell(folder: Path, words: Sequence[Sequence[str]], commit: str | None) 
         commit: Of today's code.
     """
     entry = _read_cells(folder).get(_cell_key(words, commit)) if commit else None
-    return None if entry is None else TypeAdapter(CellPlan).validate_python(entry)
+    try:
+        return None if entry is None else TypeAdapter(CellPlan).validate_python(entry)
+    except ValueError:
+        return None
 
 
 def write_cell(
@@ -93,9 +101,10 @@ def write_cell(
 
 
 def _read_cells(folder: Path) -> dict[str, Any]:
+    """Return the cells by key; none if the file is damaged, as they can be measured again."""
     try:
-        return dict(read_json(folder / CELLS))
-    except FileNotFoundError:
+        return TypeAdapter(dict[str, Any]).validate_python(read_json(folder / CELLS))
+    except (FileNotFoundError, ValueError):
         return {}
 
 
@@ -107,7 +116,7 @@ def fixed_entries(
     plan: Plan, mixers: Sequence[Entry], cells: Sequence[CellPlan], commit: str | None
 ) -> dict[str, Any]:
     """Return what follows from a plan on this machine: settings, data and seeds of its runs."""
-    seeds = list(range(plan.seeds))
+    seeds = list(plan.run_seeds)
     return {
         "metric": plan.primary,
         "equivalence": plan.region,
@@ -125,38 +134,87 @@ def fixed_entries(
                 "samples": cell.samples,
                 "fingerprints": cell.prints,
                 "does not fit": cell.refused,
+                **_lengths(plan, cell),
             }
             for cell in cells
         },
     }
 
 
-def register(folder: Path, plan: Plan, entries: dict[str, Any], *, begun: bool) -> Registered:
+def _lengths(plan: Plan, cell: CellPlan) -> dict[str, Any]:
+    """Return the steps of each mixer, where they follow from the measured pace."""
+    steps = {label: network.steps for label, network in cell.networks.items()}
+    return {"steps": steps} if plan.budget == "seconds" else {}
+
+
+def keep_lengths(plan: Plan, cells: Sequence[CellPlan], registered: Registered | None) -> None:
+    """Give networks the steps of the registered plan, which a later measurement does not change."""
+    if registered is None or plan.budget != "seconds":
+        return
+    cell_facts = yaml.safe_load(registered.text)[FIXED]["cells"]
+    for cell in cells:
+        steps = cell_facts.get(f"{cell.host} on {cell.data}", {}).get("steps", {})
+        for label, network in cell.networks.items():
+            cell.networks[label] = replace(network, steps=steps.get(label, network.steps))
+
+
+def keep_labels(plan: Plan, registered: Registered, journal: Journal) -> Registered:
+    """Give the runs and the registered plan the labels that their hosts and data have by now.
+
+    A label follows from what tells the entries of a plan apart, so that a new entry may change it.
+    """
+    content = yaml.safe_load(registered.text)
+    facts = content.pop(FIXED)
+    before = validate(Plan, content)
+    labels: dict[str, dict[str, str]] = {}
+    for axis, entries in (("host", host_entries), ("data", data_entries)):
+        now = {entry.words: entry.label for entry in entries(plan)}
+        # Of an entry that was left out, whose label another one has now, the words are the label.
+        labels[axis] = {" ".join(words): label for words, label in now.items()}
+        for entry in entries(before):
+            old_label = " ".join(entry.words) if entry.label in now.values() else entry.label
+            labels[axis][entry.label] = now.get(entry.words, old_label)
+    journal.relabel(labels)
+    places = {
+        f"{host} on {data}": f"{new_host} on {new_data}"
+        for host, new_host in labels["host"].items()
+        for data, new_data in labels["data"].items()
+    }
+    cells = {places.get(key, key): cell for key, cell in facts["cells"].items()}
+    if [*cells] == [*facts["cells"]]:
+        return registered
+    facts["cells"] = cells
+    return registered.model_copy(update={"text": plan_text(before, facts)})
+
+
+def register(
+    folder: Path,
+    plan: Plan,
+    entries: dict[str, Any],
+    registered: Registered | None,
+    *,
+    begun: bool,
+) -> Registered:
     """Write plan.yaml before the first run; afterwards note what changed.
 
     Args:
         folder: Folder of the comparison.
         plan: The plan.
         entries: From ``fixed_entries``.
-        begun: True if a run has ended.
+        registered: As the last command left it; None before the first run.
+        begun: True if a run has begun.
 
     Raises:
         ValueError: The data of a cell changed since its runs.
-        DamagedFile: registered.json is unreadable.
     """
     text = plan_text(plan, entries)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    registered = read_registered(folder) if begun else None
     if registered is None:
-        registered = Registered(hash=plan_hash(text), time=now, text=text)
+        lines = [f"{now}  {REGISTERED} was removed; earlier deviations are unknown"] * begun
+        registered = Registered(hash=plan_hash(text), time=now, text=text, deviations=lines)
     else:
         changes = plan_changes(registered.text, text)
-        for change in changes:
-            if ".fingerprints." in change.partition(": ")[0] and ": None before" not in change:
-                raise ValueError(
-                    f"{folder} has runs on other data ({change}); restore the data, or pass "
-                    "name=<another name>"
-                )
+        _check_data(folder, yaml.safe_load(registered.text)[FIXED]["cells"], entries["cells"])
         edited = _edits(folder, registered.text, text)
         lines = [f"{now}  {change}" for change in [*edited, *changes]]
         registered = registered.model_copy(
@@ -164,6 +222,20 @@ def register(folder: Path, plan: Plan, entries: dict[str, Any], *, begun: bool) 
         )
     write_registered(folder, registered)
     return registered
+
+
+def _check_data(
+    folder: Path, before: Mapping[str, dict[str, Any]], now: Mapping[str, dict[str, Any]]
+) -> None:
+    """Raise ValueError if a cell has other data than its runs."""
+    for place in before.keys() & now.keys():
+        for name, print_before in before[place]["fingerprints"].items():
+            print_now = now[place]["fingerprints"].get(name)
+            if print_before not in (None, print_now):
+                raise ValueError(
+                    f"{folder} has runs on other data ({place}, {name}: {print_before} before, "
+                    f"{print_now} now); restore the data, or pass name=<another name>"
+                )
 
 
 def write_registered(folder: Path, registered: Registered) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from backbones.checkpoints.behaviour import describe_answers
 from tasks.engine.loops.signals import STATUSES
 from tasks.engine.run_folder.bounded_reading import DamagedFile
 from tasks.engine.run_folder.run_config import RunConfig
-from tasks.engine.run_folder.saved_runs import CONFIG
+from tasks.engine.run_folder.saved_runs import CONFIG, read_config
 from tasks.engine.run_folder.schemas import read_summary
 from tools.cli.grammar import format_value
 from tools.cli.network_names import config_network_name
@@ -65,14 +67,14 @@ class Comparison:
         for cell in self.cells:
             mixers = [mixer for mixer in self.mixers if mixer.label in cell.networks]
             if len(self.plan.rates) > 1:
-                for mixer in (m for m in mixers if not m.first_seed):
+                for mixer in (m for m in mixers if not m.later):
                     for rate in self.plan.rates:
                         yield self._run("tune", mixer, cell, TUNING_SEED, rate)
-            for seed in range(self.plan.seeds):
+            for seed in self.plan.run_seeds:
                 for mixer in mixers:
-                    yield self._run("final", mixer, cell, mixer.first_seed + seed, 1.0)
-            for seed in range(self.plan.seeds if len(self.plan.rates) > 1 else 0):
-                for mixer in (m for m in mixers if not m.first_seed):
+                    yield self._run("final", mixer, cell, mixer.later + seed, 1.0)
+            for seed in self.plan.run_seeds if len(self.plan.rates) > 1 else ():
+                for mixer in (m for m in mixers if not m.later):
                     if self.chosen_factor(mixer.label, cell.key) not in (None, 1.0):
                         yield self._run("untuned", mixer, cell, seed, 1.0)
 
@@ -95,7 +97,7 @@ class Comparison:
         The baseline's second row follows the baseline.
         """
         entry = next(row for row in self.mixers if row.label == mixer)
-        label = self.plan.baseline if entry.first_seed else mixer
+        label = self.plan.baseline if entry.later else mixer
         tuned = [r for r in self.journal.finished("tune") if (r.mixer, r.cell) == (label, cell)]
         if not tuned:
             return None
@@ -196,8 +198,11 @@ class Comparison:
             return run.model_copy(update={"status": "failed", "reason": reason})
         if status:
             reason = (lines[-1] if lines else f"exit status {status}").removeprefix("error: ")
+            if os.strerror(errno.ENOSPC) in reason:  # the next run would end in the same way
+                raise OSError(errno.ENOSPC, f"{run} stopped: {reason}; make room and repeat")
             return run.model_copy(update={"status": "failed", "reason": reason[:300]})
-        folder = Path(lines[-1].removeprefix(RUN_FOLDER)).resolve()
+        names = [line.removeprefix(RUN_FOLDER) for line in lines if line.startswith(RUN_FOLDER)]
+        folder = Path(names[-1]).resolve()
         cell = next(cell for cell in self.cells if cell.key == run.cell)
         if run.stage != "tune" and not _has_data(read_summary(folder / "summary.json"), cell):
             reason = "its data differ from those of the plan; restore them, or pass another name="
@@ -221,17 +226,19 @@ class Comparison:
         ours = (self.folder / "runs").resolve()
         stopped = None
         for folder in self.folders_before.get(name, ()):
-            if run.stage in ("tune", "repeat") and not folder.is_relative_to(ours):
+            is_ours = folder.is_relative_to(ours)
+            if run.stage in ("tune", "repeat") and not is_ours:
                 continue
             try:
-                if differences(folder, config):
+                has_data = not is_ours or _root(folder) == config.data.get("root")
+                if not has_data or differences(folder, config):
                     continue
             except ValueError:  # the config of another version, or a damaged one
                 continue
             summary = _summary(folder)
             if summary is not None and self._is_same(summary, cell, run):
                 return folder, None
-            if summary is None and folder.is_relative_to(ours):
+            if summary is None and is_ours:
                 refuse_if_held(folder)  # by a run whose comparison was killed
                 if any(folder.glob("checkpoints/*.ckpt")):
                     stopped = stopped or folder
@@ -279,12 +286,23 @@ def _summary(folder: Path) -> dict[str, Any] | None:
     return None if summary.get("finished") is False or summary.get("mode") != "fit" else summary
 
 
+def _root(folder: Path) -> Any:
+    """Return the folder of a run's data, which tells sets of equal settings apart."""
+    return read_config(folder / CONFIG)["data"].get("root")
+
+
 def _code_change(summary: dict[str, Any], answers: dict[str, list[float]]) -> str | None:
     """Describe how the code of a run differs from today's; None if it computes the same."""
     answers_then = summary.get("fingerprint")
     if not answers_then:
         return None if not answers else "it lacks a fingerprint"
     return describe_answers("the run", answers_then, answers)
+
+
+def _training_memory(summary: Mapping[str, Any]) -> float:
+    """Return the peak memory of a GPU; NaN of a processor, whose peak is that of the imports."""
+    is_gpu = summary.get("accelerator") != "cpu"
+    return (summary.get("peak_memory_mib") or math.nan) if is_gpu else math.nan
 
 
 def _with_results(run: Run, folder: Path, metric: str, *, reused: bool = False) -> Run:
@@ -294,7 +312,7 @@ def _with_results(run: Run, folder: Path, metric: str, *, reused: bool = False) 
     value = metrics.get(metric, math.nan)
     facts = {
         "value": value, "ece": metrics.get("ece", math.nan), "folder": str(folder),
-        "memory": summary.get("peak_memory_mib") or math.nan, "seconds": summary["seconds"],
+        "memory": _training_memory(summary), "seconds": summary["seconds"],
         "reused": reused, "status": "finished",
     }  # fmt: skip
     if not math.isfinite(value):

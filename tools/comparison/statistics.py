@@ -42,7 +42,6 @@ POWER = 0.8
 DRAWS, SEED = 16, 0  # the power of two of points of the correlated variables
 SCALES = 1_000  # quantiles of a deviation
 FEWEST = 2  # clusters and runs, below which a deviation is unknown
-RESAMPLES = 2_000  # of runs
 EQUAL_REASON = "the differences are equal in all cells, so that their deviation is unknown"
 EQUAL = 1e-9  # differences this close are equal, apart from rounding
 
@@ -335,28 +334,38 @@ def repeat_interval(
     return mean - width, mean + width
 
 
-def interval(runs: Sequence[float], answers: Answers | None = None) -> tuple[float, float]:
-    """Return the 95 % interval of a mean over runs, by resampling runs, then samples.
+def seeds_interval(runs: Sequence[float], variance: float, degrees: int) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over runs, by the deviation of seeds alone.
+
+    Args:
+        runs: The metric of each run.
+        variance: Of runs, pooled over the mixers of their cell.
+        degrees: Its degrees of freedom; NaN is returned for 0.
+    """
+    if degrees < 1 or not variance:
+        return math.nan, math.nan
+    width = float(stats.t.isf(LEVEL / 2, degrees)) * math.sqrt(variance / len(runs))
+    mean = float(np.mean(runs))
+    return mean - width, mean + width
+
+
+def interval(runs: Sequence[float], answers: Answers) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over runs, by resampling runs, then test samples.
 
     Deviations of runs are widened by sqrt(n / (n - 1)), because the deviation of n drawn runs is
     too narrow by that.
 
     Args:
         runs: The metric of each run.
-        answers: Of their test samples; None resamples runs alone.
+        answers: Of their test samples.
     """
     count = len(runs)
-    if len(set(runs)) < FEWEST and answers is None:
-        return math.nan, math.nan
     generator = np.random.default_rng(SEED)
-    draws = RESAMPLES if answers is None else answers.draws
-    picks = generator.multinomial(count, np.full(count, 1 / count), draws) / count
+    picks = generator.multinomial(count, np.full(count, 1 / count), answers.draws) / count
     mean = float(np.mean(runs))
     widening = math.sqrt(count / (count - 1)) if count > 1 else 1.0
     totals = mean + widening * (picks @ (np.asarray(runs, float) - mean))
-    if answers is not None:
-        totals += answers.moves(picks, generator)
-    low, high = np.nanquantile(totals, [0.025, 0.975])
+    low, high = np.nanquantile(totals + answers.moves(picks, generator), [0.025, 0.975])
     return float(low), float(high)
 
 

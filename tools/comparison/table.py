@@ -17,7 +17,16 @@ from tools.comparison.cells import CellPlan
 from tools.comparison.journal import Run
 from tools.comparison.plan import AGAIN
 from tools.comparison.runner import Comparison
-from tools.comparison.statistics import Cell, Effect, beyond, interval, mean_ranks, within
+from tools.comparison.statistics import (
+    Cell,
+    Effect,
+    beyond,
+    error_variances,
+    interval,
+    mean_ranks,
+    seeds_interval,
+    within,
+)
 
 DAGGER, MISSING = "†", "‡"
 COSTS = {"parameters": "parameters", "backbone_macs": "MACs", "latency": "latency",
@@ -65,12 +74,12 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     values: dict[str, dict[Cell, list[float]]] = {entry.label: {} for entry in comparison.mixers}
     for run in runs:
         values[run.mixer].setdefault(run.cell, []).append(run.value)
-    untuned = _untuned_values(comparison, runs)
+    untuned, errors = _untuned_values(comparison, runs), error_variances(values)
     ours = within(values, plan.baseline, plan.region, plan.sign)
     wider = beyond(values, plan.baseline, plan.region, plan.sign)
     ranks = mean_ranks(values, plan.sign)
     cells = [
-        _cell_record(comparison, label, cell, runs, untuned, intervals=intervals)
+        _cell_record(comparison, label, cell, runs, untuned, errors, intervals=intervals)
         for label in values
         for cell in comparison.cells
     ]
@@ -91,10 +100,8 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
             "beyond": outside.verdict if outside else "baseline",
             "untuned": _mean_gap(untuned, label, plan.baseline, plan.sign),
             "rank": ranks[label] if math.isfinite(ranks[label]) else None,
-            "ece": _mean(row["ece"] for row in cells if row["mixer"] == label),
-            "sensitivity": _mean(row["sensitivity"] for row in cells if row["mixer"] == label),
+            **_of_single_cell(cells, label, len(comparison.cells)),
             **{name: _ratio(comparison.cells, label, plan.baseline, name) for name in COSTS},
-            "memory": _mean(row["memory"] for row in cells if row["mixer"] == label),
             "runs": sum(run.mixer == label for run in runs),
             "role": entry.control or None,
         }
@@ -137,10 +144,29 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     )  # fmt: skip
 
 
+def _of_single_cell(cells: Sequence[Record], label: str, count: int) -> Record:
+    """Return figures that have no mean over cells; with several cells their own table has them."""
+    (row, *_) = (row for row in cells if row["mixer"] == label)
+    return {name: row[name] if count == 1 else None for name in ("ece", "sensitivity", "memory")}
+
+
 def is_chosen(comparison: Comparison, run: Run) -> bool:
     """Return True for a run with the rate that was chosen."""
     settled = comparison.settled(run.model_copy(update={"factor": 1.0}))
     return settled is not None and settled.factor == run.factor
+
+
+def failed_runs(comparison: Comparison) -> list[Run]:
+    """Return the failed runs of the plan, without those that ended with another rate."""
+    planned = {run.key[:5] for run in comparison.planned()}
+    ended = {run.key[:5] for run in comparison.journal if run.status == "finished"}
+    return [
+        run
+        for run in comparison.journal
+        if run.status == "failed"
+        and run.key[:5] in planned
+        and (run.stage == "tune" or run.key[:5] not in ended)
+    ]
 
 
 def _column(cell: CellPlan) -> str:
@@ -167,13 +193,14 @@ def _mean(values: Any) -> float | None:
 
 def _ratio(cells: Sequence[CellPlan], label: str, baseline: str, name: str) -> float | None:
     """Return the geometric mean over cells of a cost over the baseline's."""
-    pairs = [
-        (getattr(cell.networks[label], name), getattr(cell.networks[baseline], name))
-        for cell in cells
-        if label in cell.networks
-    ]
-    logs = [math.log(ours / base) for ours, base in pairs if ours and base]
-    return math.exp(float(np.mean(logs))) if logs else None
+    ratios = []
+    for cell in cells:
+        ours, base = cell.networks.get(label), cell.networks[baseline]
+        if ours is not None and name in ours.ratios:  # of timings, side by side
+            ratios.append(ours.ratios[name])
+        elif ours is not None and getattr(ours, name) and getattr(base, name):
+            ratios.append(getattr(ours, name) / getattr(base, name))
+    return math.exp(float(np.mean(np.log(ratios)))) if ratios else None
 
 
 def _untuned_values(
@@ -203,6 +230,7 @@ def _cell_record(
     cell: CellPlan,
     runs: Sequence[Run],
     untuned: Mapping[tuple[str, Cell], Sequence[float]],
+    errors: Mapping[Cell, tuple[float, int]],
     *,
     intervals: bool,
 ) -> Record:
@@ -217,13 +245,13 @@ def _cell_record(
     values = [run.value for run in ours]
     low = high = math.nan
     if values and intervals:
-        ends = interval(values, read_answers(ours, plan.primary))
+        answers = read_answers(ours, plan.primary)
+        error = errors.get(cell.key, (math.nan, 0))
+        ends = interval(values, answers) if answers else seeds_interval(values, *error)
         low, high = np.clip(ends, *plan.bounds).tolist()
     notes = [cell.refused[label]] if label in cell.refused else []
     notes += cell.differing(label, plan.baseline) if network else []
-    failed = [
-        r for r in comparison.journal if (r.mixer, r.cell, r.status) == (label, cell.key, "failed")
-    ]
+    failed = [r for r in failed_runs(comparison) if (r.mixer, r.cell) == (label, cell.key)]
     notes += [f"{run.stage} seed {run.seed} failed: {run.reason}" for run in failed]
     costs = {name: getattr(network, name) if network else None for name in COSTS}
     return {
@@ -279,9 +307,7 @@ def _notes(
                 lines.append(f"{MISSING} {label} does not fit {place}: {cell.refused[label]}")
             elif differing := cell.differing(label, plan.baseline):
                 lines.append(f"{DAGGER} {label} has in {place} {'; '.join(differing)}")
-    lines += [
-        f"failed: {run} ({run.reason})" for run in comparison.journal if run.status == "failed"
-    ]
+    lines += [f"failed: {run} ({run.reason})" for run in failed_runs(comparison)]
     lost = sum(not Path(run.folder).is_dir() for run in runs)
     if lost:
         lines.append(f"without curves and answers: {counted(lost, 'run folder')} moved or deleted")

@@ -78,7 +78,7 @@ def verify(
     if mixer not in leaderboard.mixers:
         raise ValueError(unknown("mixer on the leaderboard", mixer, leaderboard.mixers))
     entry, baseline = (mixer_entry(plan, label) for label in (mixer, plan.baseline))
-    entry = replace(entry, control="", first_seed=0)
+    entry = replace(entry, control="", later=0)
     hosts, sets = (
         _choose(host_entries(plan), host, "host"),
         _choose(data_entries(plan), data, "data"),

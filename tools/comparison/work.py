@@ -8,7 +8,7 @@ import numpy as np
 
 from tools.cli.printable import counted, printable
 from tools.cli.tables import write
-from tools.comparison.cells import CellPlan, compose_run, measure_cell, run_words
+from tools.comparison.cells import CellPlan, compose_run, measure_cell, note_data, run_words
 from tools.comparison.journal import Journal, Run
 from tools.comparison.page import write_files
 from tools.comparison.plan import (
@@ -21,6 +21,8 @@ from tools.comparison.plan import (
 from tools.comparison.register import (
     Registered,
     fixed_entries,
+    keep_labels,
+    keep_lengths,
     locked,
     read_cell,
     read_registered,
@@ -54,21 +56,25 @@ def compare(plan: Plan, only: str = "") -> None:
             compose_run(run_words(plan, host, entry, baseline))
     with locked(plan.folder):
         commit = read_source().commit
+        journal, registered = Journal(plan.folder), read_registered(plan.folder)
+        begun = bool(journal.runs) or (plan.folder / "runs").exists()
+        if registered is not None and begun:
+            registered = keep_labels(plan, registered, journal)
         cells = [_measured(plan, host, entry, mixers, commit) for host in hosts for entry in data]
-        journal = Journal(plan.folder)
+        check_mixers(plan, cells)
+        keep_lengths(plan, cells, registered)
         comparison = Comparison(plan, mixers, hosts, data, cells, plan.folder, journal, say)
-        begun, outdated = bool(journal.runs), comparison.outdated()
+        outdated = comparison.outdated()
         earlier = comparison.made_before()
         describe_plan(comparison, earlier)
         if only == "plan":
             return
         settings = fixed_entries(plan, mixers, cells, commit)
         if only == "table":
-            registered = read_registered(plan.folder)
             if registered is None:
                 raise ValueError(f"{plan.folder} has no runs yet; leave only=table out")
         else:
-            registered = register(plan.folder, plan, settings, begun=begun)
+            registered = register(plan.folder, plan, settings, registered, begun=begun)
             if outdated:
                 lines = [*registered.deviations, *outdated]
                 registered = registered.model_copy(update={"deviations": lines})
@@ -87,15 +93,27 @@ def say(line: str) -> None:
 def _measured(
     plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry], commit: str | None
 ) -> CellPlan:
-    words = [run_words(plan, host, data, mixer) for mixer in mixers] + [[plan.budget]]
+    words = [run_words(plan, host, data, mixer) for mixer in mixers]
+    words += [[plan.budget], [mixer.label for mixer in mixers]]
     cell = read_cell(plan.folder, words, commit)
     if cell is None:
         say(f"measuring {len(mixers)} networks of {host.label} on {data.label}")
         cell = measure_cell(plan, host, data, mixers)
         write_cell(plan.folder, words, commit, cell)
+    else:
+        cell.host, cell.data = host.label, data.label
+        note_data(plan, host, data, cell)
     for label, reason in cell.refused.items():
         say(f"  {label} does not fit: {reason}")
     return cell
+
+
+def check_mixers(plan: Plan, cells: Sequence[CellPlan]) -> None:
+    """Raise ValueError if a mixer of the plan fits none of its cells, as a misspelt one."""
+    for mixer in plan.mixer:
+        reasons = [cell.refused.get(mixer) for cell in cells]
+        if all(reasons):
+            raise ValueError(f"mixer={mixer} fits no host of the plan: {reasons[0]}")
 
 
 def describe_plan(comparison: Comparison, earlier: Sequence[Run]) -> None:
@@ -128,7 +146,8 @@ def describe_plan(comparison: Comparison, earlier: Sequence[Run]) -> None:
         for line in dict.fromkeys(lines):
             say(line)
     deviation, source = expected_deviation(comparison)
-    size = visible_difference(len(comparison.mixers) - 1, len(cells), plan.seeds)
+    rows = {label for cell in cells for label in cell.networks}
+    size = visible_difference(max(1, len(rows) - 1), len(cells), plan.seeds)
     say(
         f"smallest difference that it can show within {counted(len(cells), 'cell')}: {size:.2f} "
         "deviations of a seed"

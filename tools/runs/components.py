@@ -191,6 +191,18 @@ def check_settings(config: RunConfig) -> None:
         build_backbone(_restarted(config, resumed=True), datamodule)
 
 
+def read_data(config: RunConfig) -> Any:
+    """Return the datamodule of a run with its data read.
+
+    Raises:
+        ValueError: The data are wrong, or cannot be divided as the config asks.
+    """
+    datamodule, _ = _datamodule(config, None)
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule
+
+
 def _callbacks(config: RunConfig, folder: Path, task: BaseTask) -> list[Callback]:
     """Make the callbacks of a config's group ``callbacks``."""
     checkpoints = folder / "checkpoints"

@@ -38,6 +38,7 @@ def collect_facts(
         },
         "precision": str(trainer.precision),
         "device": device_name(trainer.strategy.root_device),
+        "accelerator": trainer.strategy.root_device.type,
         "processes": trainer.world_size,
         "overrides": config.overrides,
         "peak_memory_mib": _peak_memory(trainer.strategy.root_device),
