@@ -485,7 +485,7 @@ def test_a_killed_command_continues_and_reuses_runs(tmp_path):
     assert (ended.returncode, ended.stderr) == (0, "")
     last = Journal(journal.parent)
     assert len(last.finished()) == 10
-    assert all(last.runs[key] == run for key, run in first.runs.items())
+    assert all(repr(last.runs[key]) == repr(run) for key, run in first.runs.items())
     assert not any(run.reused for run in last)
     for run in last:
         answers = read_answers([run], "top1")
@@ -525,7 +525,7 @@ def test_a_killed_run_is_named_and_continues(tmp_path):
     last = Journal(tmp_path / "comparisons/comparison")
     assert len(last.finished()) == 10
     assert str(killed.resolve()) in {run.folder for run in last}  # continued, not begun again
-    assert all(last.runs[run.key] == run for run in journal.finished())
+    assert all(repr(last.runs[run.key]) == repr(run) for run in journal.finished())
 
 
 @pytest.mark.slow
@@ -551,11 +551,9 @@ def test_a_run_that_outlives_its_command_is_not_repeated(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("sample_cache")
 def test_pairs_that_do_not_fit_and_wrong_words_are_named_before_any_run(tmp_path):
-    words = ["mixer=ffn,glu backbone.mixer.hidden_ratio=0", "only=plan"]
-    ended = subprocess.run(typed(tmp_path, *words), capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    assert "glu backbone.mixer.hidden_ratio=0 does not fit: " in ended.stdout
+    mixer = "glu backbone.mixer.hidden_ratio=0"
     for words, message in (
+        ([f"mixer=ffn,{mixer}", "only=plan"], f"mixer={mixer} fits no host of the plan: "),
         (["data=sample_detection"], "this data is for task=detection"),
         (["host=bicubic"], "bicubic"),
         (["optimizer.lrr=1"], "adamw has no option"),
