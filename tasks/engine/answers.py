@@ -21,7 +21,7 @@ FILE = "answers.npz"
 
 @dataclass(frozen=True)
 class SampleAnswers:
-    """What a test finds for its samples, in the order of the data.
+    """Findings of a test about its samples, in the order of the data.
 
     Attributes:
         metric: Name of the metric that the values are of, such as "top1".

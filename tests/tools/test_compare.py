@@ -588,7 +588,7 @@ def test_the_tutorial_of_an_own_table(tmp_path):
 
 
 def test_runs_in_the_queue_of_a_cluster(tmp_path):
-    """By submitit's processes on this machine; the launcher is no part of the plan."""
+    """By submitit's processes on this machine; the plan is without the launcher."""
     pytest.importorskip("submitit")
     words = ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", "jobs=2")
     plan = plan_of(tmp_path, *words)

@@ -214,7 +214,7 @@ def test_intervals_of_seeds_cover_the_mean_as_often_as_they_say():
 
 
 def test_intervals_of_a_whole_set_resample_its_samples():
-    """Shares of one class with wholes of 1 are means; images of equal answers have no width."""
+    """Shares of one class with wholes of 1 are means; equal images have a width of 0."""
     generator = np.random.default_rng(0)
     value = (generator.random(200) < 0.5).astype(float)
     counts = np.stack([value, np.ones(200)], 1)[:, :, None]

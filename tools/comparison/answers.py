@@ -32,7 +32,7 @@ class Answers(ABC):
     def moves(self, picks: Floats, generator: np.random.Generator) -> Floats:
         """Draw the samples again, and return how far the mean metric of the runs moves (draws,).
 
-        It is NaN where the drawn samples have no metric.
+        It is NaN where the drawn samples lack the metric.
 
         Args:
             picks: The share of each run in each draw (draws, runs).

@@ -47,7 +47,7 @@ def latex(comparison: Comparison, results: Table, registered: Registered) -> str
     rows = [format_cells(record, columns) for record in results.records]
     for place, key in enumerate(columns):
         if key in results.metrics:
-            ranked = [  # controls are no candidates
+            ranked = [  # without the controls
                 None if record.get("role") else record[key] for record in results.records
             ]
             _emphasise(rows, place, ranked, comparison.plan.sign)

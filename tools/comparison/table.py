@@ -145,7 +145,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
 
 
 def _of_single_cell(cells: Sequence[Record], label: str, count: int) -> Record:
-    """Return figures that have no mean over cells; with several cells their own table has them."""
+    """Return figures that are not averaged; with several cells the table of cells has them."""
     (row, *_) = (row for row in cells if row["mixer"] == label)
     return {name: row[name] if count == 1 else None for name in ("ece", "sensitivity", "memory")}
 
