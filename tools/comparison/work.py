@@ -56,9 +56,10 @@ def compare(plan: Plan, only: str = "") -> None:
             compose_run(run_words(plan, host, entry, baseline))
     with locked(plan.folder):
         commit = read_source().commit
-        journal, registered = Journal(plan.folder), read_registered(plan.folder)
+        journal = Journal(plan.folder)
         begun = bool(journal.runs) or (plan.folder / "runs").exists()
-        if registered is not None and begun:
+        registered = read_registered(plan.folder) if begun else None
+        if registered is not None:
             registered = keep_labels(plan, registered, journal)
         cells = [_measured(plan, host, entry, mixers, commit) for host in hosts for entry in data]
         check_mixers(plan, cells)
