@@ -370,6 +370,17 @@ def test_a_missing_cell_and_a_failed_run_are_named(tmp_path):
     assert {record["runs"] for record in table.records} >= {8, 15, 16}
 
 
+def test_a_row_that_a_budget_could_not_match_is_marked(tmp_path):
+    for budget, marked in (("steps", []), ("macs", ["random"]), ("params", ["random"])):
+        comparison = comparison_of(tmp_path, f"budget={budget}", f"name={budget}")
+        cell = comparison.cells[0]
+        cell.networks["identity"] = cell.networks["ffn again"] = cell.networks["ffn"]
+        differing = [label for label in cell.networks if cell.differing(label, comparison.plan)]
+        assert differing == marked
+    (line,) = cell.differing("random", comparison.plan)
+    assert line == "1.03 of the baseline's parameters, despite budget=params"
+
+
 def test_equal_runs_are_no_equivalence(tmp_path):
     comparison = comparison_of(tmp_path, "rates=1", "seeds=3")
     for planned in comparison.planned():

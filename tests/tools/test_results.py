@@ -2,6 +2,7 @@
 
 import json
 import math
+import operator
 import re
 import shutil
 from pathlib import Path
@@ -14,16 +15,18 @@ from PIL import Image
 
 from backbones import create_backbone
 from backbones.analysis.description import describe_network
+from datamodules import ClassFoldersDataModule, FashionMNISTDataModule
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.sample.dense import SampleDetection
 from tasks.engine.family import families, imported
 from tests.families import rest_slow_pairs
 from tests.runs import composed
+from tests.stand_ins import write_fashion_mnist
 from tools import results
 from tools.cli.network_names import network_name
 from tools.comparing.table import pareto
 from tools.papers.published import load_rows
-from tools.runs.fingerprints import fingerprints
+from tools.runs.fingerprints import content_fingerprint, fingerprints
 from tools.runs.folder import differences, open_run_folder
 from tools.runs.outcome import recording_failure
 
@@ -443,6 +446,33 @@ def test_fingerprints_of_detection_include_the_annotations(tmp_path):
     file.write_text(json.dumps(content))
     assert fingerprints(data)["val"] != own["val"]
     assert fingerprints(data)["classes"] == own["classes"]
+
+
+def test_fingerprints_see_other_labels_and_pixels_in_the_same_files(tmp_path):
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (32, 32)).save(tmp_path / name)
+    table = tmp_path / "labels.csv"
+    table.write_text("image,cat,dog,split\na.png,0,1,train\nb.png,1,0,val\n")
+    options = {"image_size": 32, "num_workers": 0}
+    before = content_of(ClassFoldersDataModule(tmp_path, labels="labels.csv", **options))
+    assert content_of(ClassFoldersDataModule(tmp_path, labels="labels.csv", **options)) == before
+    table.write_text(table.read_text().replace("b.png,1,0", "b.png,1,1"))
+    after = content_of(ClassFoldersDataModule(tmp_path, labels="labels.csv", **options))
+    assert [*map(operator.eq, before, after)] == [True, False, True]
+
+    write_fashion_mnist(tmp_path, pack=bytes)
+    before = content_of(FashionMNISTDataModule(tmp_path, **options))
+    file = tmp_path / "t10k-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:-1] + b"\7")  # the same name and size
+    after = content_of(FashionMNISTDataModule(tmp_path, **options))
+    assert [*map(operator.eq, before, after)] == [True, True, False]
+
+
+def content_of(data):
+    data.setup()
+    prints = fingerprints(data)
+    train = content_fingerprint(data, "train")
+    return train, prints["val content"], prints.get("test content")
 
 
 TOKENS = "backbone.token_mixer="

@@ -25,6 +25,9 @@ WARM_UPS, TIMED = 1, 2  # steps per network
 ROUNDS, BATCH = 10, 16  # forward passes that are timed, and the images of a throughput
 # Facts in summary.json's ``network`` that a mixer may force to differ, and their names.
 TERMS = {"class_tokens": "class tokens", "pooling": "pooling", "norms": "norms"}
+# The count of a network that a budget makes equal.
+MATCHED = {"macs": ("backbone_macs", "multiply-adds"), "params": ("parameters", "parameters")}
+MATCH_TOLERANCE = 0.02  # twice that of ``backbone.mixer.match``, as the baseline is matched, too
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,21 @@ class CellPlan:
         """Return host and data set."""
         return self.host, self.data
 
-    def differing(self, mixer: str, baseline: str) -> list[str]:
+    def differing(self, mixer: str, plan: Plan) -> list[str]:
         """Describe what a mixer forces to differ from the baseline besides itself."""
-        ours, reference_terms = self.networks[mixer].terms, self.networks[baseline].terms
-        return [
+        network, reference = self.networks[mixer], self.networks[plan.baseline]
+        ours, reference_terms = network.terms, reference.terms
+        differing = [
             f"{TERMS[key]} {term_text(ours.get(key))} instead of "
             f"{term_text(reference_terms.get(key))}"
             for key in TERMS
             if ours.get(key) != reference_terms.get(key)
         ]
+        name, unit = MATCHED.get(plan.budget, (None, ""))
+        ratio = getattr(network, name) / getattr(reference, name) if name else 1.0
+        if abs(ratio - 1) > MATCH_TOLERANCE:
+            differing.append(f"{ratio:.2f} of the baseline's {unit}, despite budget={plan.budget}")
+        return differing
 
 
 def term_text(value: Any) -> str:
@@ -201,9 +210,10 @@ def _fix_settings(
 
 
 def _note_prints(cell: CellPlan, datamodule: Any) -> None:
-    from tools.runs.fingerprints import fingerprints, split_fingerprint
+    from tools.runs.fingerprints import content_fingerprint, fingerprints, split_fingerprint
 
     cell.prints = fingerprints(datamodule) | {"train": split_fingerprint(datamodule, "train")}
+    cell.prints |= {"train content": content_fingerprint(datamodule, "train")}
     cell.prints |= {"test": split_fingerprint(datamodule, "test")}
     cell.samples = {name: int(size) for name, size in datamodule.sizes().items()}
 

@@ -175,7 +175,7 @@ def _column(cell: CellPlan) -> str:
 
 def _marks(comparison: Comparison, label: str, values: dict[Cell, list[float]]) -> str:
     networks = [cell for cell in comparison.cells if label in cell.networks]
-    unequal = any(cell.differing(label, comparison.plan.baseline) for cell in networks)
+    unequal = any(cell.differing(label, comparison.plan) for cell in networks)
     has_all = all(values.get(cell.key) for cell in comparison.cells)
     return DAGGER * unequal + MISSING * (not has_all)
 
@@ -250,7 +250,7 @@ def _cell_record(
         ends = interval(values, answers) if answers else seeds_interval(values, *error)
         low, high = np.clip(ends, *plan.bounds).tolist()
     notes = [cell.refused[label]] if label in cell.refused else []
-    notes += cell.differing(label, plan.baseline) if network else []
+    notes += cell.differing(label, plan) if network else []
     failed = [r for r in failed_runs(comparison) if (r.mixer, r.cell) == (label, cell.key)]
     notes += [f"{run.stage} seed {run.seed} failed: {run.reason}" for run in failed]
     costs = {name: getattr(network, name) if network else None for name in COSTS}
@@ -305,7 +305,7 @@ def _notes(
             label, place = entry.label, _column(cell)
             if label in cell.refused:
                 lines.append(f"{MISSING} {label} does not fit {place}: {cell.refused[label]}")
-            elif differing := cell.differing(label, plan.baseline):
+            elif differing := cell.differing(label, plan):
                 lines.append(f"{DAGGER} {label} has in {place} {'; '.join(differing)}")
     lines += [f"failed: {run} ({run.reason})" for run in failed_runs(comparison)]
     lost = sum(not Path(run.folder).is_dir() for run in runs)

@@ -142,7 +142,7 @@ def describe_plan(comparison: Comparison, earlier: Sequence[Run]) -> None:
             f"  {DAGGER} {mixer.label} in {cell.host}: {line}"
             for cell in cells
             if mixer.label in cell.networks
-            for line in cell.differing(mixer.label, plan.baseline)
+            for line in cell.differing(mixer.label, plan)
         ]
         for line in dict.fromkeys(lines):
             say(line)

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from datamodules import BaseDataModule
 from datamodules.base import Split
 
 DIGITS = 12
 MEASURED = 200  # files whose sizes are looked at, evenly spaced
+IN_MEMORY = ("labels", "flags", "images")  # arrays of integers of a dataset
 
 
 def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
@@ -22,7 +25,8 @@ def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
     A set with an annotation file of its own is known by that file's content, too.
 
     Returns:
-        One of each name in ``Family.targets``, and ``val``; None without validation data.
+        One of each name in ``Family.targets``, and ``val``; None without validation data. Sets with
+        labels have ``val content`` and ``test content``, see ``content_fingerprint``.
     """
     targets = {name: _digest(content) for name, content in datamodule.target_identity().items()}
     if "val" not in datamodule.sizes():
@@ -37,7 +41,8 @@ def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
         parts += [sorted(_shorten(file) for file in files), _sizes(files)]
     if annotations is not None:
         parts.append(annotations)
-    return {**targets, "val": _digest(parts)}
+    contents = {f"{split} content": content_fingerprint(datamodule, split) for split in splits}
+    return {**targets, "val": _digest(parts), **{name: it for name, it in contents.items() if it}}
 
 
 def split_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
@@ -47,6 +52,21 @@ def split_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
     dataset = datamodule.dataset(split)
     files = [dataset.describe(index) for index in range(len(dataset))]
     return _digest([sorted(map(_shorten, files)), _sizes(files)])
+
+
+def content_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
+    """Return the fingerprint of a split's labels, and of its images if they lie in memory.
+
+    Samples count in their order. None means that the split lacks such arrays.
+    """
+    if split not in datamodule.sizes():
+        return None
+    arrays = vars(datamodule.dataset(split).dataset)
+    held = [arrays[name] for name in IN_MEMORY if isinstance(arrays.get(name), np.ndarray)]
+    content = hashlib.sha256()
+    for array in held:
+        content.update(np.ascontiguousarray(array).data)
+    return content.hexdigest()[:DIGITS] if held else None
 
 
 def _shorten(file: str) -> str:
