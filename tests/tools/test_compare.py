@@ -61,6 +61,7 @@ TWO_BY_TWO = ("host=deit_t,swin_t", "data=sample_classification,cifar10", "seeds
     ("words", "message"),
     [
         (["mixer=ffn"], "host= is missing"),
+        (["mixer="], "mixer= is missing"),
         ([*WORDS, "seeds=1"], "seeds must be greater than or equal to 2"),
         ([*WORDS, "seeds=two"], "seeds=two must be a number"),
         ([*WORDS, "budget=hours"], "budget must be 'steps', 'macs', 'params' or 'seconds'"),

@@ -211,7 +211,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         ValueError: A word or the file is wrong.
     """
     content = _read_words(arguments)
-    missing = [key for key in ("mixer", "host", "data", "baseline") if key not in content]
+    missing = [key for key in ("mixer", "host", "data", "baseline") if not any(content.get(key) or ())]
     if missing:
         example = "mixer=ffn,glu host=deit_t data=sample_classification baseline=ffn"
         raise ValueError(f"{missing[0]}= is missing; a plan has at least {example}")
