@@ -196,6 +196,30 @@ def test_the_untuned_result_stands_beside_the_tuned_one(tmp_path):
     assert "untuned" not in make_table(comparison_of(tmp_path, "rates=1")).columns
 
 
+def test_one_data_set_chooses_the_rates_of_all(tmp_path):
+    two_sets = ("data=sample_classification,cifar10", "rates=1,4", "tuned_on=cifar10")
+    comparison = comparison_of(tmp_path, *two_sets)
+    order = []
+    for planned in comparison.planned():
+        run = comparison.settled(planned)
+        order.append((run.stage, run.data, run.factor))
+        gain = 5.0 if run.mixer == "glu" and run.factor == 4 else -run.factor
+        facts = {"value": 60.0 + gain, "status": "finished", "folder": "/gone"}
+        comparison.journal.add(run.model_copy(update=facts))
+    assert {(data, factor) for stage, data, factor in order if stage == "tune"} == {
+        ("cifar10", 1.0), ("cifar10", 4.0)
+    }  # fmt: skip
+    assert [stage for stage, *_ in order].index("final") == 2 * 4
+    chosen = {(run.mixer, run.data): run.factor for run in comparison.journal.finished()}
+    for data in ("sample_classification", "cifar10"):
+        assert (chosen["glu", data], chosen["ffn", data], chosen["ffn again", data]) == (4, 1, 1)
+    assert {run.data for run in comparison.journal.finished("untuned")} == {
+        "sample_classification", "cifar10"
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"tuned_on: .*cifar100"):
+        plan_of(tmp_path, *two_sets, "tuned_on=cifar100")
+
+
 def test_equal_seconds_are_steps_at_the_measured_pace(tmp_path):
     words = comparison_of(tmp_path, "budget=seconds", "rates=1")
     run = next(run for run in words.planned() if run.mixer == "glu")

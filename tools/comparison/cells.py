@@ -136,7 +136,7 @@ def measure_cell(plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry]) 
     baseline = next(entry for entry in mixers if entry.label == plan.baseline)
     with tempfile.TemporaryDirectory() as folder, _quiet():
         config = compose_run(run_words(plan, host, data, baseline))
-        _check_rates(plan, config)
+        _check_rates(plan, config, data.label)
         auto = auto_keys(config)
         parts = build_components(config, Path(folder), resumed=False)
         _fix_settings(cell, config, auto, parts)
@@ -159,9 +159,9 @@ def measure_cell(plan: Plan, host: Entry, data: Entry, mixers: Sequence[Entry]) 
     return cell
 
 
-def _check_rates(plan: Plan, config: RunConfig) -> None:
+def _check_rates(plan: Plan, config: RunConfig, data: str) -> None:
     """Raise ValueError if rates are to be chosen on data that cannot be divided."""
-    if len(plan.rates) > 1:
+    if plan.chooses_rates(data):
         try:
             read_data(config.model_copy(update={"held_out": plan.held_out}))
         except ValueError as error:

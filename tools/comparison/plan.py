@@ -59,6 +59,7 @@ class Plan(BaseModel):
         budget: What all mixers get alike.
         rates: Factors of the learning rate, of which each mixer and cell gets the best on a part of
             the training samples; 1 alone leaves the recipe's rate.
+        tuned_on: The data set whose cells choose the rates of all; None lets each cell choose.
         metric: The primary metric.
         equivalence: Differences up to this size count as none, in the metric's unit.
         held_out: Share of the training samples that chooses the rate.
@@ -82,6 +83,7 @@ class Plan(BaseModel):
     first_seed: Annotated[int, Field(ge=0)] = 0
     budget: Literal["steps", "macs", "params", "seconds"] = "steps"
     rates: Annotated[list[float], Field(min_length=1)] = [0.25, 1.0, 4.0]
+    tuned_on: str | None = None
     metric: str | None = None
     equivalence: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -139,6 +141,10 @@ class Plan(BaseModel):
     def family(self) -> Family:
         """Return the task family."""
         return find_family(self.task)
+
+    def chooses_rates(self, data: str) -> bool:
+        """Return True if rates are chosen in the cells of a data set."""
+        return len(self.rates) > 1 and self.tuned_on in (None, data)
 
     @property
     def run_seeds(self) -> range:
@@ -211,7 +217,8 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         ValueError: A word or the file is wrong.
     """
     content = _read_words(arguments)
-    missing = [key for key in ("mixer", "host", "data", "baseline") if not any(content.get(key) or ())]
+    keys = ("mixer", "host", "data", "baseline")
+    missing = [key for key in keys if not any(content.get(key) or ())]
     if missing:
         example = "mixer=ffn,glu host=deit_t data=sample_classification baseline=ffn"
         raise ValueError(f"{missing[0]}= is missing; a plan has at least {example}")
@@ -223,6 +230,9 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     if plan.primary not in names:
         raise ValueError(f"metric: {unknown('metric', plan.primary, names)}")
     plan.region  # noqa: B018 - refuses a metric whose unit is open
+    labels = [entry.label for entry in data_entries(plan)]
+    if plan.tuned_on is not None and plan.tuned_on not in labels:
+        raise ValueError(f"tuned_on: {unknown('data set', plan.tuned_on, labels)}")
     return plan
 
 

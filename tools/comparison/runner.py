@@ -64,9 +64,10 @@ class Comparison:
 
         Where another rate than the recipe's was chosen, runs with the recipe's follow.
         """
-        for cell in self.cells:
+        # Cells that choose rates for others come first.
+        for cell in sorted(self.cells, key=lambda cell: not self.plan.chooses_rates(cell.data)):
             mixers = [mixer for mixer in self.mixers if mixer.label in cell.networks]
-            if len(self.plan.rates) > 1:
+            if self.plan.chooses_rates(cell.data):
                 for mixer in (m for m in mixers if not m.later):
                     for rate in self.plan.rates:
                         yield self._run("tune", mixer, cell, TUNING_SEED, rate)
@@ -98,7 +99,8 @@ class Comparison:
         """
         entry = next(row for row in self.mixers if row.label == mixer)
         label = self.plan.baseline if entry.later else mixer
-        tuned = [r for r in self.journal.finished("tune") if (r.mixer, r.cell) == (label, cell)]
+        place = cell[0], self.plan.tuned_on or cell[1]
+        tuned = [r for r in self.journal.finished("tune") if (r.mixer, r.cell) == (label, place)]
         if not tuned:
             return None
         best = max(tuned, key=lambda r: (self.plan.sign * r.value, -abs(math.log(r.factor))))
