@@ -62,11 +62,11 @@ def content_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
     if split not in datamodule.sizes():
         return None
     arrays = vars(datamodule.dataset(split).dataset)
-    held = [arrays[name] for name in IN_MEMORY if isinstance(arrays.get(name), np.ndarray)]
+    memory = [arrays[name] for name in IN_MEMORY if isinstance(arrays.get(name), np.ndarray)]
     content = hashlib.sha256()
-    for array in held:
+    for array in memory:
         content.update(np.ascontiguousarray(array).data)
-    return content.hexdigest()[:DIGITS] if held else None
+    return content.hexdigest()[:DIGITS] if memory else None
 
 
 def _shorten(file: str) -> str:
