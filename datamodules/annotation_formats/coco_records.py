@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +96,10 @@ class Part:
     images: Path
     content: Content
     labels: Mapping[int, Path] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Return the hash of the content."""
+        return hashlib.sha256(json.dumps(self.content).encode()).hexdigest()
 
 
 # Splits of an export by name; calling one reads it.

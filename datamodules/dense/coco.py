@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -331,7 +330,12 @@ class CocoDataModule(DenseDataModule):
             return None
         if self._val.source == self.folder / str(self.val_annotations):
             return hashlib.sha256(self._val.source.read_bytes()).hexdigest()
-        return hashlib.sha256(json.dumps(self._val.content).encode()).hexdigest()
+        return self._val.digest()
+
+    @property
+    def train_annotations_digest(self) -> str | None:
+        """Hash of the training annotations' content."""
+        return None if self._train is None else self._train.digest()
 
     def _parts(self) -> tuple[Part, Part]:
         """Return the training and the validation part, from COCO's own paths or an export."""

@@ -446,6 +446,15 @@ def test_fingerprints_of_detection_include_the_annotations(tmp_path):
     file.write_text(json.dumps(content))
     assert fingerprints(data)["val"] != own["val"]
     assert fingerprints(data)["classes"] == own["classes"]
+    of_training = content_fingerprint(data, "train")
+    assert content_fingerprint(data, "val") is None
+    file = data.root / data.train_annotations
+    content = json.loads(file.read_text())
+    content["annotations"][0]["area"] += 1
+    file.write_text(json.dumps(content))
+    again = SampleDetection(tmp_path, num_train=2, num_val=2, scene_size=64)
+    again.setup()
+    assert content_fingerprint(again, "train") != of_training
 
 
 def test_fingerprints_see_other_labels_and_pixels_in_the_same_files(tmp_path):

@@ -57,10 +57,14 @@ def split_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
 def content_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:
     """Return the fingerprint of a split's labels, and of its images if they lie in memory.
 
-    Samples count in their order. None means that the split lacks such arrays.
+    Samples count in their order. Boxes are those of training, as ``val`` has the others. None means
+    that the split lacks such arrays.
     """
     if split not in datamodule.sizes():
         return None
+    annotations: str | None = getattr(datamodule, "train_annotations_digest", None)
+    if annotations is not None and split == "train":
+        return annotations[:DIGITS]
     arrays = vars(datamodule.dataset(split).dataset)
     memory = [arrays[name] for name in IN_MEMORY if isinstance(arrays.get(name), np.ndarray)]
     content = hashlib.sha256()
