@@ -157,6 +157,7 @@ def test_rows_of_other_code_are_replaced(tmp_path, said):
         ((), {"fingerprint": "b"}, "deit_t on sample_classification has other data"),
         ((), {"precision": "bf16-mixed"}, "trainer.precision: 32-true there, bf16-mixed here"),
         (("data.image_size=32",), {}, "data.image_size: None there, 32 here"),
+        (("rates=1,4",), {}, "rates: [1.0] there, [1.0, 4.0] here"),
         (("metric=top5",), {}, "primary: top1 there, top5 here"),
         (("host=deit_s",), {}, "deit_s on sample_classification is outside of its cells"),
         (("mixer=attention,sbm", "baseline=attention"), {}, "baseline: ffn there, attention here"),

@@ -389,7 +389,7 @@ def _mismatch(leaderboard: Leaderboard, reason: str) -> ValueError:
 
 def _terms(plan: Plan) -> dict[str, str]:
     """Return what all cells of a plan have alike."""
-    names = ("task", "baseline", "budget", "primary")
+    names = ("task", "baseline", "budget", "rates", "tuned_on", "primary")
     terms = {name: str(getattr(plan, name)) for name in names}
     return {**terms, "kind": mixer_kind(plan), **_settings(plan.options)}
 
