@@ -17,7 +17,7 @@ from tools.comparison.statistics import (
     Cell,
     Effect,
     beyond,
-    error_variances,
+    estimate_errors,
     mean_ranks,
     visible_within,
     within,
@@ -232,20 +232,25 @@ def _places(plan: Plan) -> int:
 
 
 def _deviations(leaderboard: Leaderboard) -> str:
-    variances, places = error_variances(leaderboard.values()), _places(leaderboard.plan)
+    errors, places = estimate_errors(leaderboard.values()), _places(leaderboard.plan)
+    variances = errors.pooled
     samples = {row.cell: row.samples for row in leaderboard.finals()}
     rows = [
         [
             *cell,
-            f"{samples.get(cell, 0):,}",
+            f"{samples[cell]:,}" if cell in samples else "",
             f"{math.sqrt(variances[cell][0]):.{places}f}" if cell in variances else "",
             variances[cell][1] if cell in variances else "",
         ]
         for cell in leaderboard.cells
     ]
-    return table(
-        ["host", "data", "test samples", "deviation of a seed", "degrees of freedom"], rows
-    )
+    heads = ["host", "data", "test samples", "deviation of a seed", "degrees of freedom"]
+    lines = [
+        f"* The runs of {mixer} deviate more than the others', by an error of its own: "
+        + ", ".join(f"{math.sqrt(variance):.{places}f}" for variance, _ in of_cells.values())
+        for mixer, of_cells in errors.apart.items()
+    ]
+    return "\n".join([table(heads, rows), "", *lines]).strip()
 
 
 def _plans(leaderboard: Leaderboard, place: str) -> str:

@@ -11,7 +11,7 @@ from tools.comparison.answers import Means, Shares
 from tools.comparison.statistics import (
     beyond,
     critical,
-    error_variances,
+    estimate_errors,
     interval,
     judge,
     mean_ranks,
@@ -82,7 +82,7 @@ def test_two_cells_by_hand():
         "mixer": {first: [13.0, 13.0], second: [49.0, 51.0]},
     }
     # Per cell a variance of 2 / 2 with 2 degrees of freedom; the difference has (1 + 1) / 4.
-    assert error_variances(values) == {first: (1.0, 2), second: (1.0, 2)}
+    assert estimate_errors(values).pooled == {first: (1.0, 2), second: (1.0, 2)}
     effect = within(values, "base", 0.5)["mixer"]
     assert effect.mean == 1.0
     error, degrees = math.sqrt(0.5), 4  # Satterthwaite: equal errors add their degrees
@@ -130,6 +130,46 @@ def test_a_planted_difference_is_seen_as_often_as_the_power_says():
     effect, generator = visible_difference(4, 12, 2), np.random.default_rng(1)
     tables = [simulated(generator, effect=effect) for _ in range(150)]
     share = np.mean([within(t, "m0", 0.0)["m1"].verdict == "better" for t in tables])
+    assert share == pytest.approx(0.8, abs=0.08)
+
+
+def unsteady(generator, **options):
+    """A simulated table in which the runs of m2 deviate by 30."""
+    table = simulated(generator, **options)
+    for cell, runs in table["m2"].items():
+        table["m2"][cell] = (runs + generator.normal(0, 30, len(runs))).tolist()
+    return table
+
+
+def test_a_mixer_whose_runs_diverge_leaves_the_error_of_the_others():
+    cell, other = ("h", "p"), ("h", "q")
+    values = {name: {cell: [0.0, 1.0], other: [0.0, 1.0]} for name in "abcdefghijkl"}
+    before = within(values, "a", 0.0)["b"]
+    assert estimate_errors(values).apart == {}
+    values["c"] = {cell: [0.0, 40.0], other: [0.0, 2.0]}
+    errors = estimate_errors(values)
+    assert errors.apart == {"c": {cell: (800.0, 1), other: (2.0, 1)}}
+    assert errors.pooled == {cell: (0.5, 11), other: (0.5, 11)}
+    assert (errors.of("c", cell), errors.of("b", cell)) == ((800.0, 1), (0.5, 11))
+    after = within(values, "a", 0.0)
+    assert after["b"].high == pytest.approx(before.high, rel=0.1)
+    # By hand: variances of two runs of c in both cells, of which one with a degree prevails.
+    assert after["c"].high - after["c"].mean > 12 * math.sqrt((800 + 2) / 2 / 4)
+    assert after["c"].verdict == "cannot tell"
+    assert within({"a": values["a"], "c": values["c"]}, "a", 0.0)["c"].verdict == "cannot tell"
+
+
+@pytest.mark.slow
+def test_a_mixer_whose_runs_diverge_claims_no_more_than_others():
+    """Copies of the baseline, one of which deviates by 30: 5 % of tables, as without it."""
+    generator, tables = np.random.default_rng(0), 600
+    claims = [within(unsteady(generator), "m0", 0.0) for _ in range(tables)]
+    verdicts = [{name: effect.verdict for name, effect in claim.items()} for claim in claims]
+    claimed = [{n for n, v in table.items() if v in ("better", "worse")} for table in verdicts]
+    assert np.mean([bool(table) for table in claimed]) <= 0.05 + 0.02
+    effect = visible_difference(4, 12, 2)
+    tables_with = [unsteady(generator, effect=effect) for _ in range(200)]
+    share = np.mean([within(t, "m0", 0.0)["m1"].verdict == "better" for t in tables_with])
     assert share == pytest.approx(0.8, abs=0.08)
 
 
@@ -205,7 +245,7 @@ def test_intervals_of_seeds_cover_the_mean_as_often_as_they_say():
     covered = 0
     for _ in range(1_000):
         table = {name: {("h", "d"): generator.normal(70, 2, 2).tolist()} for name in "abcde"}
-        variance, degrees = error_variances(table)["h", "d"]
+        variance, degrees = estimate_errors(table).of("a", ("h", "d"))
         low, high = seeds_interval(table["a"]["h", "d"], variance, degrees)
         covered += low < 70 < high
     assert degrees == 5

@@ -7,7 +7,9 @@ nor a mixer that suits one host enters it. All mixers are compared with the one 
 makes the differences correlated: Dunnett's test, for any numbers of runs and cells. With a single
 cell it equals ``scipy.stats.dunnett``. That function itself, on values without their cells' means,
 would count the mixers' interactions with cells as error and forget the degrees of freedom of the
-means. Cells may differ in their error, so that the degrees of freedom are Satterthwaite's.
+means. Cells may differ in their error, so that the degrees of freedom are Satterthwaite's. Where
+the runs of one mixer deviate far more than those of the others, as if some of them diverged, its
+own variances stand for its error and stay out of the pooled ones.
 
 *Beyond* the cells: hosts and data sets are drawn from many, and a mixer may suit single ones. The
 error is that of a mixer's differences between hosts plus that between data sets, both as clusters;
@@ -15,8 +17,9 @@ the sum counts what they share twice, which errs on the side of caution. Student
 degrees of freedom of the smaller number of clusters, and Bonferroni's correction is for the
 number of mixers.
 
-Sources: Dunnett, JASA 50 (1955); Satterthwaite, Biometrics Bulletin 2 (1946); Cameron, Gelbach and
-Miller, JBES 29 (2011), Sec. 2.3 (two-way clusters).
+Sources: Dunnett, JASA 50 (1955); Satterthwaite, Biometrics Bulletin 2 (1946); 't Lam, Analytica
+Chimica Acta 659 (2010) (outlying variances, Cochran's test for unequal numbers); Cameron, Gelbach
+and Miller, JBES 29 (2011), Sec. 2.3 (two-way clusters).
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ from tools.comparison.answers import Answers
 Cell = tuple[str, str]  # host and data set
 Values = Mapping[str, Mapping[Cell, Sequence[float]]]  # mixer -> cell -> a value per seed
 Verdict = Literal["better", "equivalent", "worse", "cannot tell"]
+Variance = tuple[float, int]  # with its degrees of freedom
 LEVEL = 0.05  # of all comparisons of a table together
+APART_LEVEL = 0.01  # of all variances of a table together, to be outlying
 POWER = 0.8
 DRAWS, SEED = 16, 0  # the power of two of points of the correlated variables
 SCALES = 1_000  # quantiles of a deviation
@@ -93,25 +98,25 @@ def within(values: Values, baseline: str, region: float, sign: int = 1) -> dict[
         region: See ``judge``.
         sign: 1 if a higher metric is better, else -1.
     """
-    variances = error_variances(values)
+    errors = estimate_errors(values)
     base, names, effects = values[baseline], [], {}
     for name in values:
         if name != baseline:
             cells = [cell for cell in values[name] if values[name][cell] and base.get(cell)]
             mean = _mean_difference(values[name], base, cells, sign)
             reason = "" if cells else "it has no cell in common with the baseline"
-            if cells and not all(cell in variances for cell in cells):
+            if cells and not all(cell in errors.pooled for cell in cells):
                 reason = "a cell has one run per mixer, so that the seeds' deviation is unknown"
             effects[name] = Effect(mean, cells=len(cells), reason=reason)
             names += [] if reason else [name]
     if not names:
         return effects
-    covariance, freedom = _covariance({n: values[n] for n in names}, base, variances)
-    errors = np.sqrt(np.diag(covariance))
-    positive = np.where(errors > 0, errors, 1)
+    covariance, freedom = _covariance(values, names, baseline, errors)
+    deviations = np.sqrt(np.diag(covariance))
+    positive = np.where(deviations > 0, deviations, 1)
     correlation = covariance / np.outer(positive, positive)
     np.fill_diagonal(correlation, 1)
-    for name, error, degrees in zip(names, errors.tolist(), freedom, strict=True):
+    for name, error, degrees in zip(names, deviations.tolist(), freedom, strict=True):
         effect, quantile = effects[name], critical(correlation, degrees)
         if not error:
             reason = "the runs of each mixer are equal, so that the seeds' deviation is unknown"
@@ -124,22 +129,71 @@ def within(values: Values, baseline: str, region: float, sign: int = 1) -> dict[
     return effects
 
 
-def error_variances(values: Values) -> dict[Cell, tuple[float, int]]:
-    """Return per cell the variance of runs around their mixer's mean, and its degrees of freedom.
+@dataclass(frozen=True)
+class Errors:
+    """Variances of runs around their mixer's mean.
 
-    Cells without a repeated run are left out.
+    Attributes:
+        pooled: By cell, over its mixers; cells without a repeated run are left out.
+        apart: By mixer, then by cell, of those whose runs deviate far more than the others'; these
+            are pooled without them.
     """
-    squares: dict[Cell, float] = {}
-    freedom: dict[Cell, int] = {}
-    for cells in values.values():
+
+    pooled: dict[Cell, Variance]
+    apart: dict[str, dict[Cell, Variance]]
+
+    def of(self, mixer: str, cell: Cell) -> Variance:
+        """Return the variance of a mixer's runs in a cell; (NaN, 0) if it is unknown."""
+        unknown = self.pooled.get(cell, (math.nan, 0))
+        return self.apart.get(mixer, {}).get(cell, unknown)
+
+
+def estimate_errors(values: Values) -> Errors:
+    """Return the variances of the runs of a table.
+
+    A mixer stands apart by an F test: its variances over those of all others in their cells, on
+    average, with the degrees of freedom of the cell that has the fewest. The one with the smallest
+    probability goes first; Bonferroni's correction is for the number of mixers.
+    """
+    squares: dict[str, dict[Cell, Variance]] = {mixer: {} for mixer in values}
+    for mixer, cells in values.items():
         for cell, runs in cells.items():
             if len(runs) >= FEWEST:
                 # From the first run, so that equal runs deviate by exactly 0.
                 deviation = np.asarray(runs, float) - runs[0]
                 deviation -= deviation.mean()
-                squares[cell] = squares.get(cell, 0.0) + float(deviation @ deviation)
-                freedom[cell] = freedom.get(cell, 0) + len(runs) - 1
-    return {cell: (squares[cell] / freedom[cell], freedom[cell]) for cell in squares}
+                squares[mixer][cell] = float(deviation @ deviation), len(runs) - 1
+    apart: dict[str, dict[Cell, Variance]] = {}
+    pooled = _pool(squares)
+    while len(squares) > FEWEST:
+        chances = {mixer: _chance(own, pooled) for mixer, own in squares.items()}
+        mixer = min(squares, key=lambda name: chances[name])
+        if chances[mixer] >= APART_LEVEL / len(values):
+            break
+        apart[mixer] = {cell: (square / n, n) for cell, (square, n) in squares.pop(mixer).items()}
+        pooled = _pool(squares)
+    return Errors({cell: (square / n, n) for cell, (square, n) in pooled.items()}, apart)
+
+
+def _pool(squares: Mapping[str, Mapping[Cell, Variance]]) -> dict[Cell, Variance]:
+    """Return the sum of squares of each cell, and its degrees of freedom."""
+    pooled: dict[Cell, Variance] = {}
+    for of_mixer in squares.values():
+        for cell, (square, freedom) in of_mixer.items():
+            before = pooled.get(cell, (0.0, 0))
+            pooled[cell] = before[0] + square, before[1] + freedom
+    return pooled
+
+
+def _chance(own: Mapping[Cell, Variance], pooled: Mapping[Cell, Variance]) -> float:
+    """Return the probability of a mixer's variances if they are those of all others."""
+    ratio, freedom, fewest = 0.0, 0, math.inf
+    for cell, (square, degrees) in own.items():
+        rest, rest_degrees = pooled[cell][0] - square, pooled[cell][1] - degrees
+        if rest_degrees and rest > 0:
+            ratio += square / (rest / rest_degrees)
+            freedom, fewest = freedom + degrees, min(fewest, rest_degrees)
+    return float(stats.f.sf(ratio / freedom, freedom, fewest)) if freedom else 1.0
 
 
 def _mean_difference(
@@ -153,27 +207,27 @@ def _mean_difference(
 
 
 def _covariance(
-    ours: Values,
-    base: Mapping[Cell, Sequence[float]],
-    variances: Mapping[Cell, tuple[float, int]],
+    values: Values, names: Sequence[str], baseline: str, errors: Errors
 ) -> tuple[NDArray[np.float64], list[float]]:
-    """Return the covariance of the mean differences, and the degrees of freedom of each."""
-    cells = list(variances)
-    error = np.array([variances[cell][0] for cell in cells])
-    degrees = np.array([variances[cell][1] for cell in cells])
-    base_counts = np.array([len(base.get(cell, ())) for cell in cells])
-    weights, counts = [], []
-    for runs in ours.values():
-        has_cell = np.array([bool(runs.get(cell)) and bool(base.get(cell)) for cell in cells])
-        weights.append(has_cell / has_cell.sum())
-        counts.append([len(runs.get(cell, ())) for cell in cells])
-    weight, count = np.array(weights), np.array(counts)
-    shared = error / np.maximum(base_counts, 1)
-    of_mixer = error / np.maximum(count, 1)
-    covariance = (weight * shared) @ weight.T + np.diag((weight**2 * of_mixer).sum(1))
-    parts = weight**2 * (shared + of_mixer)
-    spread = (parts**2 / degrees).sum(1)
-    freedom = np.divide(parts.sum(1) ** 2, spread, out=np.ones(len(parts)), where=spread > 0)
+    """Return the covariance of the mean differences of mixers, and the degrees of each."""
+    cells, base = list(errors.pooled), values[baseline]
+    own = np.array([[errors.of(name, cell) for cell in cells] for name in names])
+    shared = np.array([errors.of(baseline, cell) for cell in cells])
+    has_cell = np.array([[bool(values[n].get(c) and base.get(c)) for c in cells] for n in names])
+    count = np.array([[len(values[name].get(cell, ())) for cell in cells] for name in names])
+    base_count = np.array([len(base.get(cell, ())) for cell in cells])
+    weight = has_cell / has_cell.sum(1, keepdims=True)
+    of_base = shared[:, 0] / np.maximum(base_count, 1)
+    of_mixer = own[..., 0] / np.maximum(count, 1)
+    covariance = (weight * of_base) @ weight.T + np.diag((weight**2 * of_mixer).sum(1))
+    # Parts of one estimate are added before they are squared.
+    is_pooled = (own == shared).all(2)
+    base_part, mixer_part = weight**2 * of_base, weight**2 * of_mixer
+    together = (base_part + mixer_part) ** 2 / shared[:, 1]
+    alone = base_part**2 / shared[:, 1] + mixer_part**2 / own[..., 1]
+    spread = np.where(is_pooled, together, alone).sum(1)
+    total = (base_part + mixer_part).sum(1)
+    freedom = np.divide(total**2, spread, out=np.ones(len(names)), where=spread > 0)
     return covariance, freedom.tolist()
 
 
@@ -301,17 +355,17 @@ def visible_within(values: Values, baseline: str) -> float:
         values: The metric of each run.
         baseline: Mixer to compare with.
     """
-    variances, base = error_variances(values), values[baseline]
+    errors, base = estimate_errors(values), values[baseline]
     names = [
         name
         for name, cells in values.items()
         if name != baseline
         and (shared := [cell for cell in cells if cells[cell] and base.get(cell)])
-        and all(cell in variances for cell in shared)
+        and all(cell in errors.pooled for cell in shared)
     ]
     if not names:
         return math.nan
-    covariance, freedom = _covariance({name: values[name] for name in names}, base, variances)
+    covariance, freedom = _covariance(values, names, baseline, errors)
     middle = int(np.argsort(np.diag(covariance))[len(names) // 2])
     return visible_by(len(names), float(covariance[middle, middle]), freedom[middle])
 
@@ -324,7 +378,7 @@ def repeat_interval(
     Args:
         published: The metric of each run.
         repeats: Number of repeated runs.
-        variance: Of runs, pooled over the mixers of their cell.
+        variance: Of runs, see ``Errors``.
         degrees: Its degrees of freedom.
         cells: Cells that are repeated together, for which Bonferroni's correction is.
     """
@@ -339,7 +393,7 @@ def seeds_interval(runs: Sequence[float], variance: float, degrees: int) -> tupl
 
     Args:
         runs: The metric of each run.
-        variance: Of runs, pooled over the mixers of their cell.
+        variance: Of runs, see ``Errors``.
         degrees: Its degrees of freedom; NaN is returned for 0.
     """
     if degrees < 1 or not variance:

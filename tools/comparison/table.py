@@ -20,8 +20,9 @@ from tools.comparison.runner import Comparison
 from tools.comparison.statistics import (
     Cell,
     Effect,
+    Errors,
     beyond,
-    error_variances,
+    estimate_errors,
     interval,
     mean_ranks,
     seeds_interval,
@@ -74,7 +75,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     values: dict[str, dict[Cell, list[float]]] = {entry.label: {} for entry in comparison.mixers}
     for run in runs:
         values[run.mixer].setdefault(run.cell, []).append(run.value)
-    untuned, errors = _untuned_values(comparison, runs), error_variances(values)
+    untuned, errors = _untuned_values(comparison, runs), estimate_errors(values)
     ours = within(values, plan.baseline, plan.region, plan.sign)
     wider = beyond(values, plan.baseline, plan.region, plan.sign)
     ranks = mean_ranks(values, plan.sign)
@@ -140,7 +141,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
     return Table(
         records=[{key: record[key] for key in columns_shown} for record in records],
         columns=columns_shown, brief=brief, cells=cells, cell_columns=cell_columns,
-        notes=_notes(comparison, ours, wider, runs), metrics=metrics, effects=ours,
+        notes=_notes(comparison, ours, wider, runs, errors), metrics=metrics, effects=ours,
     )  # fmt: skip
 
 
@@ -230,7 +231,7 @@ def _cell_record(
     cell: CellPlan,
     runs: Sequence[Run],
     untuned: Mapping[tuple[str, Cell], Sequence[float]],
-    errors: Mapping[Cell, tuple[float, int]],
+    errors: Errors,
     *,
     intervals: bool,
 ) -> Record:
@@ -246,7 +247,7 @@ def _cell_record(
     low = high = math.nan
     if values and intervals:
         answers = read_answers(ours, plan.primary)
-        error = errors.get(cell.key, (math.nan, 0))
+        error = errors.of(label, cell.key)
         ends = interval(values, answers) if answers else seeds_interval(values, *error)
         low, high = np.clip(ends, *plan.bounds).tolist()
     notes = [cell.refused[label]] if label in cell.refused else []
@@ -274,6 +275,7 @@ def _notes(
     ours: dict[str, Effect],
     wider: dict[str, Effect],
     runs: Sequence[Run],
+    errors: Errors,
 ) -> list[str]:
     """Return the lines below the table."""
     plan, cells = comparison.plan, comparison.cells
@@ -287,6 +289,8 @@ def _notes(
         f"beyond: on other hosts and data sets, by {counted(len(hosts), 'host')} and "
         f"{counted(len(sets), 'data set')} as clusters",
     ]
+    lines += [f"{mixer}: its runs deviate more than the others', by an error of its own"
+              for mixer in errors.apart]  # fmt: skip
     with_runs = {run.mixer for run in runs}
     reasons = dict.fromkeys(wider[label].reason for label in wider if label in with_runs)
     lines += [f"nothing can be concluded beyond these cells: {why}" for why in reasons if why]

@@ -28,7 +28,7 @@ from tools.comparison.leaderboard import (
 from tools.comparison.plan import Entry, data_entries, host_entries
 from tools.comparison.register import PLAN, locked
 from tools.comparison.runner import Comparison
-from tools.comparison.statistics import Cell, error_variances, repeat_interval
+from tools.comparison.statistics import Cell, estimate_errors, repeat_interval
 from tools.comparison.work import format_seconds, run_plan, say
 
 COLUMNS = {
@@ -150,7 +150,7 @@ def _check_cell(leaderboard: Leaderboard, cell: CellPlan, rows: Sequence[Row]) -
 
 def _show(leaderboard: Leaderboard, verification: Verification, rows: Sequence[Row]) -> None:
     """Print the table and the verdict."""
-    variances = error_variances(leaderboard.values())
+    errors, mixer = estimate_errors(leaderboard.values()), rows[0].mixer
     results: dict[Cell, list[float]] = {}
     for run in verification.journal.finished("repeat"):
         results.setdefault(run.cell, []).append(run.value)
@@ -166,8 +166,9 @@ def _show(leaderboard: Leaderboard, verification: Verification, rows: Sequence[R
         record: Record = {"host": cell[0], "data": cell[1], "published": float(np.mean(published)),
                           "interval": None, "here": mean, "runs": len(results[cell]),
                           "falls": None}  # fmt: skip
-        if cell in variances and variances[cell][0]:  # else the deviation of a seed is unknown
-            ends = repeat_interval(published, len(results[cell]), *variances[cell], len(cells))
+        variance, degrees = errors.of(mixer, cell)
+        if degrees and variance:  # else the deviation of a seed is unknown
+            ends = repeat_interval(published, len(results[cell]), variance, degrees, len(cells))
             low, high = np.clip(ends, *leaderboard.plan.bounds).tolist()
             text = f"{low:.2f} to {high:.2f}"
             record |= {"interval": text, "falls": "yes" if low <= mean <= high else "no"}

@@ -31,7 +31,7 @@ from tools.comparison.register import (
     write_registered,
 )
 from tools.comparison.runner import Comparison
-from tools.comparison.statistics import error_variances, visible_difference
+from tools.comparison.statistics import estimate_errors, visible_difference
 from tools.comparison.table import DAGGER, Table, make_table
 from tools.comparison.workers import ending_by_signals, make_workers
 from tools.runs.source import read_source
@@ -174,7 +174,7 @@ def expected_deviation(comparison: Comparison) -> tuple[float, str]:
     values: dict[str, dict[tuple[str, str], list[float]]] = {}
     for run in comparison.journal.finished():
         values.setdefault(run.mixer, {}).setdefault(run.cell, []).append(run.value)
-    variances = [variance for variance, _ in error_variances(values).values()]
+    variances = [variance for variance, _ in estimate_errors(values).pooled.values()]
     if any(variances):
         return float(np.sqrt(np.mean(variances))), "of its runs so far"
     return plan.region or ASSUMED, "assumed; pass deviation="
