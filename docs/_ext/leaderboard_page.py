@@ -248,7 +248,7 @@ def _deviations(leaderboard: Leaderboard) -> str:
     lines = [
         f"* The runs of {mixer} deviate more than the others', by an error of its own: "
         + ", ".join(f"{math.sqrt(variance):.{places}f}" for variance, _ in of_cells.values())
-        for mixer, of_cells in errors.apart.items()
+        for mixer, of_cells in errors.outliers.items()
     ]
     return "\n".join([table(heads, rows), "", *lines]).strip()
 

@@ -145,10 +145,10 @@ def test_a_mixer_whose_runs_diverge_leaves_the_error_of_the_others():
     cell, other = ("h", "p"), ("h", "q")
     values = {name: {cell: [0.0, 1.0], other: [0.0, 1.0]} for name in "abcdefghijkl"}
     before = within(values, "a", 0.0)["b"]
-    assert estimate_errors(values).apart == {}
+    assert estimate_errors(values).outliers == {}
     values["c"] = {cell: [0.0, 40.0], other: [0.0, 2.0]}
     errors = estimate_errors(values)
-    assert errors.apart == {"c": {cell: (800.0, 1), other: (2.0, 1)}}
+    assert errors.outliers == {"c": {cell: (800.0, 1), other: (2.0, 1)}}
     assert errors.pooled == {cell: (0.5, 11), other: (0.5, 11)}
     assert (errors.of("c", cell), errors.of("b", cell)) == ((800.0, 1), (0.5, 11))
     after = within(values, "a", 0.0)

@@ -42,7 +42,7 @@ Values = Mapping[str, Mapping[Cell, Sequence[float]]]  # mixer -> cell -> a valu
 Verdict = Literal["better", "equivalent", "worse", "cannot tell"]
 Variance = tuple[float, int]  # with its degrees of freedom
 LEVEL = 0.05  # of all comparisons of a table together
-APART_LEVEL = 0.01  # of all variances of a table together, to be outlying
+OUTLIER_LEVEL = 0.01  # of all variances of a table together, to be outlying
 POWER = 0.8
 DRAWS, SEED = 16, 0  # the power of two of points of the correlated variables
 SCALES = 1_000  # quantiles of a deviation
@@ -135,17 +135,17 @@ class Errors:
 
     Attributes:
         pooled: By cell, over its mixers; cells without a repeated run are left out.
-        apart: By mixer, then by cell, of those whose runs deviate far more than the others'; these
+        outliers: By mixer, then by cell, of those whose runs deviate far more than the others', which
             are pooled without them.
     """
 
     pooled: dict[Cell, Variance]
-    apart: dict[str, dict[Cell, Variance]]
+    outliers: dict[str, dict[Cell, Variance]]
 
     def of(self, mixer: str, cell: Cell) -> Variance:
         """Return the variance of a mixer's runs in a cell; (NaN, 0) if it is unknown."""
-        unknown = self.pooled.get(cell, (math.nan, 0))
-        return self.apart.get(mixer, {}).get(cell, unknown)
+        pooled = self.pooled.get(cell, (math.nan, 0))
+        return self.outliers.get(mixer, {}).get(cell, pooled)
 
 
 def estimate_errors(values: Values) -> Errors:
@@ -163,16 +163,18 @@ def estimate_errors(values: Values) -> Errors:
                 deviation = np.asarray(runs, float) - runs[0]
                 deviation -= deviation.mean()
                 squares[mixer][cell] = float(deviation @ deviation), len(runs) - 1
-    apart: dict[str, dict[Cell, Variance]] = {}
+    outliers: dict[str, dict[Cell, Variance]] = {}
     pooled = _pool(squares)
     while len(squares) > FEWEST:
-        chances = {mixer: _chance(own, pooled) for mixer, own in squares.items()}
+        chances = {mixer: _chance(of_cells, pooled) for mixer, of_cells in squares.items()}
         mixer = min(squares, key=lambda name: chances[name])
-        if chances[mixer] >= APART_LEVEL / len(values):
+        if chances[mixer] >= OUTLIER_LEVEL / len(values):
             break
-        apart[mixer] = {cell: (square / n, n) for cell, (square, n) in squares.pop(mixer).items()}
+        outliers[mixer] = {
+            cell: (square / n, n) for cell, (square, n) in squares.pop(mixer).items()
+        }
         pooled = _pool(squares)
-    return Errors({cell: (square / n, n) for cell, (square, n) in pooled.items()}, apart)
+    return Errors({cell: (square / n, n) for cell, (square, n) in pooled.items()}, outliers)
 
 
 def _pool(squares: Mapping[str, Mapping[Cell, Variance]]) -> dict[Cell, Variance]:
@@ -185,10 +187,10 @@ def _pool(squares: Mapping[str, Mapping[Cell, Variance]]) -> dict[Cell, Variance
     return pooled
 
 
-def _chance(own: Mapping[Cell, Variance], pooled: Mapping[Cell, Variance]) -> float:
+def _chance(squares: Mapping[Cell, Variance], pooled: Mapping[Cell, Variance]) -> float:
     """Return the probability of a mixer's variances if they are those of all others."""
     ratio, freedom, fewest = 0.0, 0, math.inf
-    for cell, (square, degrees) in own.items():
+    for cell, (square, degrees) in squares.items():
         rest, rest_degrees = pooled[cell][0] - square, pooled[cell][1] - degrees
         if rest_degrees and rest > 0:
             ratio += square / (rest / rest_degrees)
@@ -211,21 +213,21 @@ def _covariance(
 ) -> tuple[NDArray[np.float64], list[float]]:
     """Return the covariance of the mean differences of mixers, and the degrees of each."""
     cells, base = list(errors.pooled), values[baseline]
-    own = np.array([[errors.of(name, cell) for cell in cells] for name in names])
+    variances = np.array([[errors.of(name, cell) for cell in cells] for name in names])
     shared = np.array([errors.of(baseline, cell) for cell in cells])
     has_cell = np.array([[bool(values[n].get(c) and base.get(c)) for c in cells] for n in names])
     count = np.array([[len(values[name].get(cell, ())) for cell in cells] for name in names])
     base_count = np.array([len(base.get(cell, ())) for cell in cells])
     weight = has_cell / has_cell.sum(1, keepdims=True)
     of_base = shared[:, 0] / np.maximum(base_count, 1)
-    of_mixer = own[..., 0] / np.maximum(count, 1)
+    of_mixer = variances[..., 0] / np.maximum(count, 1)
     covariance = (weight * of_base) @ weight.T + np.diag((weight**2 * of_mixer).sum(1))
     # Parts of one estimate are added before they are squared.
-    is_pooled = (own == shared).all(2)
+    is_pooled = (variances == shared).all(2)
     base_part, mixer_part = weight**2 * of_base, weight**2 * of_mixer
     together = (base_part + mixer_part) ** 2 / shared[:, 1]
-    alone = base_part**2 / shared[:, 1] + mixer_part**2 / own[..., 1]
-    spread = np.where(is_pooled, together, alone).sum(1)
+    separately = base_part**2 / shared[:, 1] + mixer_part**2 / variances[..., 1]
+    spread = np.where(is_pooled, together, separately).sum(1)
     total = (base_part + mixer_part).sum(1)
     freedom = np.divide(total**2, spread, out=np.ones(len(names)), where=spread > 0)
     return covariance, freedom.tolist()

@@ -290,7 +290,7 @@ def _notes(
         f"{counted(len(sets), 'data set')} as clusters",
     ]
     lines += [f"{mixer}: its runs deviate more than the others', by an error of its own"
-              for mixer in errors.apart]  # fmt: skip
+              for mixer in errors.outliers]  # fmt: skip
     with_runs = {run.mixer for run in runs}
     reasons = dict.fromkeys(wider[label].reason for label in wider if label in with_runs)
     lines += [f"nothing can be concluded beyond these cells: {why}" for why in reasons if why]
