@@ -135,7 +135,7 @@ class Errors:
 
     Attributes:
         pooled: By cell, over its mixers; cells without a repeated run are left out.
-        outliers: By mixer, then by cell, of those whose runs deviate far more than the others', which
+        outliers: By mixer, then by cell, where its runs deviate far more than the others'; these
             are pooled without them.
     """
 
