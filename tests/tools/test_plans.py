@@ -10,8 +10,7 @@ import yaml
 from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_macs
 from tests.runs import CONFIGS, ROOT, composed
-from tools.cli.typed_network import join_channel_mixer
-from tools.comparison.cells import run_words
+from tools.comparison.cells import compose_run, run_words
 from tools.comparison.plan import data_entries, host_entries, mixer_entries, read_plan
 
 PLANS = sorted((CONFIGS / "plans").glob("*.yaml"))
@@ -28,7 +27,8 @@ BLOCKS = [
 def test_a_plan_composes(path):
     plan = yaml.safe_load(path.read_text())
     assert plan["baseline"] in plan["mixer"]
-    assert {*plan["mixer"]} <= {*list_mixers("channel")}
+    kinds = [kind for kind in ("channel", "token") if {*plan["mixer"]} <= {*list_mixers(kind)}]
+    assert len(kinds) == 1
     for host, data in itertools.product(plan["host"], plan["data"]):
         words = [*f"backbone={host} data={data}".split(), *plan["options"]]
         config = composed(f"task={plan['task']}", *words)
@@ -48,18 +48,23 @@ def test_plans_of_the_documentation_compose(tmp_path, text):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
 def test_every_mixer_of_a_plan_fits_every_host(path):
-    plan = yaml.safe_load(path.read_text())
-    for host, mixer in itertools.product(plan["host"], plan["mixer"]):
-        words = f"backbone={host} backbone.mixer.name={mixer} data={plan['data'][0]}".split()
-        config = composed(*join_channel_mixer([*words, f"task={plan['task']}", *plan["options"]]))
+    plan = read_plan([f"plan={path}"])
+    data = data_entries(plan)[0]
+    for host, mixer in itertools.product(host_entries(plan), mixer_entries(plan)):
+        config = compose_run(run_words(plan, host, data, mixer))
         with torch.device("meta"):
             assert create_backbone(**config.backbone).channel_mixers()
 
 
+@pytest.mark.parametrize(("name", "kind"), [("leaderboard", "channel"), ("token_mixers", "token")])
+def test_the_leaderboard_has_all_mixers_of_a_kind(name, kind):
+    plan = yaml.safe_load((CONFIGS / f"plans/{name}.yaml").read_text())
+    controls = {"identity_ffn", "random_ffn", "identity", "random"}  # which a comparison adds
+    assert {*plan["mixer"]} - controls == {*list_mixers(kind)} - controls
+
+
 def test_hosts_of_the_leaderboard_have_2_to_5_million_multiply_adds():
     plan = yaml.safe_load((CONFIGS / "plans/leaderboard.yaml").read_text())
-    controls = {"identity_ffn", "random_ffn"}  # which a comparison adds
-    assert {*plan["mixer"]} == {*list_mixers("channel")} - controls
     counts = []
     for host in plan["host"]:
         config = composed("task=classification", "data.image_size=32", *f"backbone={host}".split())
