@@ -192,7 +192,8 @@ class ClassificationDataModule(ImageDataModule):
         Raises:
             ValueError: The layout cannot divide its images, or a class has too few.
         """
-        if not hasattr(self.dataset("train").dataset, "select"):
+        images: Any = self.dataset("train").dataset
+        if not hasattr(images, "select") or hasattr(images, "flags"):  # of several labels
             return super().divide()
         return self._divided(self.held_out, f"held_out={self.held_out}")
 
