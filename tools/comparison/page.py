@@ -54,6 +54,8 @@ def latex(comparison: Comparison, results: Table, registered: Registered) -> str
         else:
             for row in rows:
                 row[place] = escape_latex(row[place])
+                if row[place].startswith("["):  # a line break before it would take it
+                    row[place] = f"{{{row[place]}}}"
     for row in rows:
         for mark, command in MARKS.items():
             row[0] = row[0].replace(mark, command)
