@@ -18,6 +18,7 @@ usage: python tools/compare.py plan=FILE | mixer=A,B host=X,Y data=P,Q baseline=
                             backbone.mixer.match); seconds, of training at the measured pace
   rates=0.25,1,4            factors of the recipe's learning rate: each mixer and cell gets the best
                             on held-out training samples; 1 leaves the recipe's rate
+  tuned_on=cifar10          one of the data sets, which chooses the rates for all of them
   held_out=0.2              share of the training samples that chooses the rate
   metric=NAME               default: the task's main one
   equivalence=0.5           differences up to this size count as none, in the metric's unit

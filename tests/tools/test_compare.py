@@ -24,10 +24,11 @@ from tests import checkout
 from tests.comparisons import WORDS, comparison_of, fill, plan_of, registered_text
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
+from tools.comparison import runner
 from tools.comparison.answers import read_answers
 from tools.comparison.cells import CellPlan, measure_cell, note_data
 from tools.comparison.journal import Journal, Run
-from tools.comparison.page import write_files
+from tools.comparison.page import latex, write_files
 from tools.comparison.plan import (
     CONTROLS,
     TUNING_SEED,
@@ -38,13 +39,14 @@ from tools.comparison.plan import (
     read_plan,
 )
 from tools.comparison.register import (
+    fixed_entries,
     keep_labels,
     keep_lengths,
     locked,
     read_cell,
     read_registered,
+    register,
     write_cell,
-    write_registered,
 )
 from tools.comparison.statistics import estimate_errors, seeds_interval
 from tools.comparison.table import failed_runs, make_table
@@ -677,6 +679,10 @@ def test_sets_are_told_apart_by_as_much_of_their_path_as_it_takes(tmp_path):
         (("mixer=ffn,glu seed=7",), "seed=7 would change the terms"),
         (("host=deit_t checkpoints=best",), "checkpoints=best is set by the comparison"),
         (("mixer=ffn,own",), "ffn and own are the same mixer"),
+        (("backbone.mixer.name=swiglu",), "mixer.name=swiglu chooses a mixer, which mixer= does"),
+        (("host=deit_t backbone.mixer=[glu,ffn]",), "chooses a mixer, which mixer= does"),
+        (("mixer=ffn,glu backbone.mixer.name=kan",), "chooses a mixer, which mixer= does"),
+        (("data=folder data.root=/x/a,folder data.root=/x/a/",), "folder /x/a is there twice"),
         (("rates=nan,1",), "rates must be factors"),
         (("rates=inf,1",), "rates must be factors"),
         (("first_seed=-1",), "first_seed"),
@@ -685,6 +691,98 @@ def test_sets_are_told_apart_by_as_much_of_their_path_as_it_takes(tmp_path):
 def test_unequal_terms_and_duplicates_are_refused(words, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         mixer_entries(plan_of(tmp_path, *words))
+
+
+def test_later_words_of_an_option_count(tmp_path):
+    path = tmp_path / "my plan.yaml"
+    path.write_text("mixer: ffn, glu\nhost: deit_t\ndata: sample_classification\nbaseline: ffn\n"
+                    "options: trainer.max_epochs=3 data.image_size=32\n")  # fmt: skip
+    plan = read_plan([f"plan={path}", "trainer.max_epochs=1"])
+    assert plan.options == ["trainer.max_epochs=1", "data.image_size=32"]
+    assert (plan.name, plan.mixer) == ("my_plan", ["ffn", "glu"])
+    path.write_text(path.read_text().partition("options")[0] + "options:\n")
+    assert read_plan([f"plan={path}"]).options == []
+
+
+def test_a_copied_plan_has_a_folder_of_its_own(tmp_path):
+    registered_text(comparison_of(tmp_path), begun=False)
+    copy = tmp_path / "copy.yaml"
+    copy.write_text((tmp_path / "comparisons/comparison/plan.yaml").read_text())
+    assert read_plan([f"plan={copy}"]).folder == plan_of("outputs", "name=copy").folder
+
+
+def test_rows_without_a_width_take_part_in_a_budget(tmp_path):
+    plan = plan_of(tmp_path, "mixer=ffn,glu,identity", "budget=params")
+    words = {entry.label: entry.words for entry in mixer_entries(plan)}
+    assert words["glu"] == ("backbone.mixer.name=glu", "backbone.mixer.match=params")
+    assert words["identity"] == ("backbone.mixer.name=identity",)
+    plan = plan_of(tmp_path, "mixer=attention,pooling", "baseline=attention", "budget=macs")
+    assert "backbone.token_mixer.match=macs" not in mixer_entries(plan)[1].words
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ((), []),
+        (("trainer.max_epochs=30",), ["tune", "final", "untuned"]),
+        (("budget=seconds",), ["tune", "final", "untuned"]),
+        (("held_out=0.5",), ["tune"]),
+    ],
+)
+def test_runs_of_other_settings_run_again(words, changed, tmp_path):
+    first = comparison_of(tmp_path, "rates=1,4")
+    fill(first)
+    before = len(list(first.journal))
+    later = comparison_of(tmp_path, "rates=1,4", *words)
+    lines = later.outdated(first.plan)
+    counts = [sum(run.stage == stage for run in first.journal) for stage in changed]
+    assert len(lines) == sum(counts) == before - len(list(later.journal))
+    assert all(line.endswith("was made with other settings and runs again") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_used"),
+    [
+        ((), True),
+        (("data=folder data.root=/x/y/../a",), True),
+        (("data=folder data.root=/x/b",), False),
+        (("trainer.max_epochs=30",), False),
+        (("trainer.max_steps=9",), False),
+        (("data.batch_size=9",), False),
+    ],
+)
+def test_runs_of_before_have_the_same_length_and_data(words, is_used, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_summary", lambda folder: {"mode": "fit"})
+    monkeypatch.setattr(runner.Comparison, "_is_same", lambda *_: True)
+    usual = ("data=folder data.root=/x/a", "rates=1", "schedule.warmup=0", "trainer.max_epochs=1")
+    first = comparison_of(tmp_path, *usual, "name=first")
+    config = runner.compose_run(first.words(next(first.planned())))
+    place = f"runs/classification/{runner.config_network_name(config.backbone)}/2026"
+    (first.folder / place).mkdir(parents=True)
+    (first.folder / place / "config.yaml").write_text(yaml.safe_dump(config.plain()))
+    later = comparison_of(tmp_path, *usual, "name=later", *words)
+    run = next(later.planned())
+    made, _ = later._earlier(runner.compose_run(later.words(run)), later.cells[0], run)
+    assert (made == (first.folder / place).resolve()) == is_used
+
+
+def test_rates_that_left_the_plan_choose_nothing(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=0.25,1")
+    fill(comparison)
+    for run in comparison.journal.finished("tune"):
+        better = run.model_copy(update={"value": 99.0 if run.factor == 0.25 else 1.0})
+        comparison.journal.add(better)
+    cell = comparison.cells[0].key
+    assert comparison.chosen_factor("glu", cell) == 0.25
+    assert comparison_of(tmp_path, "rates=1,2").chosen_factor("glu", cell) == 1.0
+    assert "sensitivity" not in make_table(comparison_of(tmp_path, "rates=1")).columns
+
+
+def test_lists_per_stage_are_no_options_of_a_line_break(tmp_path):
+    comparison = comparison_of(tmp_path, "mixer=ffn,[ffn,glu]", "rates=1")
+    fill(comparison)
+    table = latex(comparison, make_table(comparison), registered_text(comparison, begun=False))
+    assert "\n{[}ffn" in table or "\n{[ffn,glu]}" in table
 
 
 def test_later_seeds(tmp_path):
@@ -705,13 +803,14 @@ def test_runs_keep_their_set_where_a_second_one_changes_its_name(tmp_path):
         plan = plan_of(tmp_path, words, "rates=1")
         journal = Journal(plan.folder)
         registered = keep_labels(plan, read_registered(plan.folder), journal)
-        write_registered(plan.folder, registered)
         labels = {run.data for run in journal}
         assert labels == {label or "data=folder data.root=/x/a"}
         assert sorted(run.value for run in journal) == sorted(values.values())
         assert label is None or f"deit_t on {label}:" in registered.text
         later = comparison_of(tmp_path, words, "rates=1")
-        registered_text(later, begun=True)
+        fixed = fixed_entries(later.plan, later.mixers, later.cells, "c")
+        registered = register(later.folder, later.plan, fixed, registered, begun=True)
+        assert [line for line in registered.deviations if "edited" in line] == []
 
 
 def test_a_removed_registration_is_a_deviation(tmp_path):
@@ -763,10 +862,13 @@ def test_data_are_read_again_and_rates_need_data_that_divide(tmp_path):
     note_data(plan, host, data, cell)
     assert cell.prints["train"] != before["train"]
     assert cell.prints["val"] == before["val"]
-    undivided = plan_of(tmp_path, "task=segmentation", "data=sample_segmentation", "host=deit_t")
-    with pytest.raises(ValueError, match=r"cannot divide its training images; pass rates=1$"):
-        measure_cell(undivided, host_entries(undivided)[0], data_entries(undivided)[0],
-                     mixer_entries(undivided))  # fmt: skip
+    for task in ("segmentation", "multi_label"):
+        undivided = plan_of(tmp_path, f"task={task}", f"data=sample_{task}", "host=deit_t")
+        host, data = host_entries(undivided)[0], data_entries(undivided)[0]
+        with pytest.raises(ValueError, match=r"cannot divide its training images; pass rates=1$"):
+            measure_cell(undivided, host, data, mixer_entries(undivided))
+        with pytest.raises(ValueError, match=r"cannot divide its training images; pass rates=1$"):
+            note_data(undivided, host, data, cell)
 
 
 def write_folders(folder):

@@ -173,11 +173,12 @@ def note_data(plan: Plan, host: Entry, data: Entry, cell: CellPlan) -> None:
     """Note the data of a cell that was measured before, which may have changed since.
 
     Raises:
-        ValueError: The data cannot be read.
+        ValueError: The data cannot be read, or divided to choose rates.
     """
     with _quiet():
-        words = run_words(plan, host, data, Entry("", ()))
-        _note_prints(cell, read_data(compose_run(words)))
+        config = compose_run(run_words(plan, host, data, Entry("", ())))
+        _check_rates(plan, config, data.label)
+        _note_prints(cell, read_data(config))
 
 
 def _release(device: Any) -> None:
@@ -228,12 +229,16 @@ def _measure(
     answers: dict[str, list[float]] = next((entry["answers"] for entry in prints.values()), {})
     step, busy = _time_step(task, parts)
     latency, throughput, ratios = _time_forward(plan, config, parts, task, reference)
+    base = cell.networks.get(plan.baseline)
+    if base and base.latency and base.throughput:  # not of another second, which may be busier
+        latency, throughput = (
+            base.latency * ratios["latency"], base.throughput * ratios["throughput"]
+        )  # fmt: skip
     per_epoch = steps_per_epoch(config.trainer, parts.datamodule.batches("train", 1))
     epochs, most = config.trainer["max_epochs"], config.trainer["max_steps"]
     steps = epochs * per_epoch if epochs > 0 else most
     steps = min(steps, most) if most > 0 else steps
-    if plan.budget == "seconds" and cell.networks:
-        base = cell.networks[plan.baseline]
+    if plan.budget == "seconds" and base:
         steps = max(1, round(base.steps * base.busy / busy))
     network = facts["network"] | {"pooling": facts["pooling"]}
     return Network(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ MIXER_OPTIONS = ("backbone.mixer.", "backbone.token_mixer.")
 TIMM, MODEL = "timm", "backbone.model"  # a host of timm, and the option that names it
 FIXED = "fixed"  # entry of plan.yaml with what followed from the plan
 PUBLISHED = "published"  # entry of a leaderboard's plan.yaml
+REGISTERED = "registered.json"  # beside the plan.yaml of a comparison that has begun
 
 
 class Plan(BaseModel):
@@ -230,7 +232,11 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     if plan.primary not in names:
         raise ValueError(f"metric: {unknown('metric', plan.primary, names)}")
     plan.region  # noqa: B018 - refuses a metric whose unit is open
-    labels = [entry.label for entry in data_entries(plan)]
+    for entries in (host_entries(plan), data_entries(plan)):
+        labels = [entry.label for entry in entries]
+        twice = [label for label in labels if labels.count(label) > 1]
+        if twice:
+            raise ValueError(f"host and data must name each entry once; {twice[0]} is there twice")
     if plan.tuned_on is not None and plan.tuned_on not in labels:
         raise ValueError(f"tuned_on: {unknown('data set', plan.tuned_on, labels)}")
     return plan
@@ -254,7 +260,12 @@ def _read_words(arguments: Sequence[str]) -> dict[str, Any]:
             content[key] = _value(key, value)
         else:
             lists["options"].append(word)
-    return content | {key: [*content.get(key, []), *words] for key, words in lists.items()}
+    for key, words in lists.items():
+        before = content.get(key) or []
+        before = _split(before) if isinstance(before, str) else before
+        # The last word of an option counts, as it does for run.py.
+        content[key] = [*{key_of(word): word for word in [*before, *words]}.values()]
+    return content
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -264,12 +275,12 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"plan={path} does not exist") from None
     if not isinstance(content, dict):
         raise ValueError(f"plan={path} must hold entries such as mixer: [ffn, glu]")
-    published = content.pop(PUBLISHED, None)
-    if FIXED in content and published is None:  # a plan that was begun continues in its folder
-        parent = path.resolve().parent
+    content.pop(PUBLISHED, None)
+    parent = path.resolve().parent
+    if FIXED in content and (parent / REGISTERED).exists():  # it continues in its folder
         content |= {"name": parent.name, "output_dir": str(parent.parent.parent)}
     content.pop(FIXED, None)
-    content.setdefault("name", path.stem)
+    content.setdefault("name", re.sub(r"[^\w.-]+", "_", path.stem))
     for key in content:
         if key not in Plan.model_fields:
             raise ValueError(f"plan={path}: {unknown('entry', str(key), Plan.model_fields)}")
@@ -282,6 +293,7 @@ def _value(key: str, value: Any) -> Any:
     if key in LISTS:
         items = split_outside_brackets(value, ",") if isinstance(value, str) else value
         items = items if isinstance(items, list) else [items]
+        items = [item.strip() if isinstance(item, str) else item for item in items]
         return [_value("rate", item) for item in items] if key == "rates" else items
     if not isinstance(value, str) and key != "rate":
         return value
@@ -335,6 +347,7 @@ def mixer_entries(plan: Plan) -> list[Entry]:
     """Return the rows of the table: the plan's mixers, then the controls."""
     kind = mixer_kind(plan)
     option = "backbone.mixer" if kind == "channel" else "backbone.token_mixer"
+    _check_choices(option, plan)
     entries = [Entry(item, _mixer_words(item, option, plan)) for item in plan.mixer]
     names: dict[tuple[str, ...], str] = {}
     for entry in entries:
@@ -355,6 +368,14 @@ def mixer_entries(plan: Plan) -> list[Entry]:
     return [*entries, again]
 
 
+def _check_choices(option: str, plan: Plan) -> None:
+    """Raise ValueError if a word chooses the mixer of all rows, or that of a row anew."""
+    items = [*plan.mixer, *plan.host, *plan.data]
+    for word in (*plan.options, *(word for item in items for word in _split(item)[1:])):
+        if key_of(word) in (option, f"{option}.name"):
+            raise ValueError(f"{word} chooses a mixer, which mixer= does; leave it out")
+
+
 def _split(item: str) -> list[str]:
     """Return a name and its options."""
     return split_outside_brackets(item, " ")
@@ -367,9 +388,17 @@ def _mixer_words(item: str, option: str, plan: Plan) -> tuple[str, ...]:
     is_list = name.startswith("[")
     choice = [f"{option}={name}" if is_list else f"{option}.name={name}"]
     match = f"{option}.match"
-    if plan.budget in ("macs", "params"):
+    if plan.budget in ("macs", "params") and (is_list or _has_width(name, option)):
         words += [] if any(key_of(word) == match for word in words) else [f"{match}={plan.budget}"]
     return (*choice, *words)
+
+
+def _has_width(name: str, option: str) -> bool:
+    from backbones.analysis.matching import WIDTHS
+
+    listing = catalogue()
+    registered = listing.channel_mixer(name) if option == "backbone.mixer" else name
+    return any(width in listing.mixer(registered)["options"] for width in WIDTHS)
 
 
 def host_entries(plan: Plan) -> list[Entry]:
@@ -416,12 +445,12 @@ def _group_entries(group: str, items: Sequence[str]) -> list[Entry]:
 
 def _own_end(path: str, paths: Sequence[str]) -> str:
     """Return the shortest end of a path that is an end of no further one."""
-    parts = Path(path).parts
+    parts, candidates = Path(path).parts, [Path(candidate).as_posix() for candidate in paths]
     for length in range(1, len(parts) + 1):
         end = "/".join(parts[-length:])
-        if sum(f"/{candidate}".endswith(f"/{end}") for candidate in paths) == 1:
+        if sum(f"/{candidate}".endswith(f"/{end}") for candidate in candidates) == 1:
             return end
-    return path
+    return path.rstrip("/")
 
 
 def plan_text(plan: Plan, entries: Mapping[str, Any]) -> str:

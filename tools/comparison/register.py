@@ -21,6 +21,7 @@ from tools.comparison.journal import Journal
 from tools.comparison.plan import (
     AGAIN_SEED,
     FIXED,
+    REGISTERED,
     TUNING_SEED,
     Entry,
     Plan,
@@ -32,7 +33,7 @@ from tools.comparison.plan import (
 )
 from tools.runs.source import DIRTY
 
-PLAN, REGISTERED, LOCK, CELLS = "plan.yaml", "registered.json", "lock", "cells.json"
+PLAN, LOCK, CELLS = "plan.yaml", "lock", "cells.json"
 
 
 class Registered(BaseModel):
@@ -51,6 +52,12 @@ class Registered(BaseModel):
     time: str
     text: str
     deviations: list[str] = []
+
+    @property
+    def plan(self) -> Plan:
+        """Return the plan as it is now."""
+        content = yaml.safe_load(self.text)
+        return validate(Plan, {key: value for key, value in content.items() if key != FIXED})
 
 
 @contextmanager
@@ -163,9 +170,7 @@ def keep_labels(plan: Plan, registered: Registered, journal: Journal) -> Registe
 
     A label follows from what tells the entries of a plan apart, so that a new entry may change it.
     """
-    content = yaml.safe_load(registered.text)
-    facts = content.pop(FIXED)
-    before = validate(Plan, content)
+    facts, before = yaml.safe_load(registered.text)[FIXED], registered.plan
     labels: dict[str, dict[str, str]] = {}
     for axis, entries in (("host", host_entries), ("data", data_entries)):
         now = {entry.words: entry.label for entry in entries(plan)}
@@ -215,7 +220,8 @@ def register(
     else:
         changes = plan_changes(registered.text, text)
         _check_data(folder, yaml.safe_load(registered.text)[FIXED]["cells"], entries["cells"])
-        edited = _edits(folder, registered.text, text)
+        stored = read_registered(folder)  # with the labels of before
+        edited = _edits(folder, (stored or registered).text, text)
         lines = [f"{now}  {change}" for change in [*edited, *changes]]
         registered = registered.model_copy(
             update={"text": text, "deviations": [*registered.deviations, *lines]}

@@ -17,13 +17,13 @@ from tasks.engine.run_folder.bounded_reading import DamagedFile
 from tasks.engine.run_folder.run_config import RunConfig
 from tasks.engine.run_folder.saved_runs import CONFIG, read_config
 from tasks.engine.run_folder.schemas import read_summary
-from tools.cli.grammar import format_value
+from tools.cli.grammar import format_value, key_of
 from tools.cli.network_names import config_network_name
 from tools.comparison.cells import CellPlan, compose_run, run_words
 from tools.comparison.journal import Journal, Run
 from tools.comparison.plan import TUNING_SEED, Entry, Plan
 from tools.comparison.workers import ClusterWorkers, Workers
-from tools.runs.folder import LATEST, differences
+from tools.runs.folder import LATEST, describe_new_length, differences
 from tools.runs.lock import refuse_if_held
 
 START_UP = 5.0  # seconds of a run besides its steps, until some are known
@@ -100,25 +100,39 @@ class Comparison:
         entry = next(row for row in self.mixers if row.label == mixer)
         label = self.plan.baseline if entry.later else mixer
         place = cell[0], self.plan.tuned_on or cell[1]
-        tuned = [r for r in self.journal.finished("tune") if (r.mixer, r.cell) == (label, place)]
+        tuned = self.tuned(label, place)
         if not tuned:
             return None
         best = max(tuned, key=lambda r: (self.plan.sign * r.value, -abs(math.log(r.factor))))
         return best.factor
 
-    def outdated(self) -> list[str]:
-        """Forget runs that were made by other code of their mixers, and describe them."""
+    def tuned(self, mixer: str, cell: tuple[str, str]) -> list[Run]:
+        """Return the runs that choose the rate of a mixer in a cell, among the plan's rates."""
+        runs = [run for run in self.journal.finished("tune") if run.factor in self.plan.rates]
+        return [run for run in runs if (run.mixer, run.cell) == (mixer, cell)]
+
+    def outdated(self, before: Plan | None) -> list[str]:
+        """Forget runs of other settings, or of other code of their mixers, and describe them.
+
+        Args:
+            before: The plan as the last command left it; None before the first run.
+        """
         lines = []
         for run in list(self.journal):
             cell = next((c for c in self.cells if c.key == run.cell), None)
             network = cell.networks.get(run.mixer) if cell else None
             if network is None or run.status != "finished":
                 continue
-            summary = _summary(Path(run.folder))
-            change = _code_change(summary, network.answers) if summary else None
+            if before is not None and _settings(before, run) != _settings(self.plan, run):
+                change: str | None = "with other settings"
+            else:
+                summary = _summary(Path(run.folder))
+                is_other = summary and _code_change(summary, network.answers)
+                change = "by other code" if is_other else None
             if change:
                 del self.journal.runs[run.key]
-                lines.append(f"{run} was made by other code and runs again")
+                lines.append(f"{run} was made {change} and runs again")
+        self.folders_before = self._list_folders()
         return lines
 
     def words(self, run: Run) -> list[str]:
@@ -232,8 +246,10 @@ class Comparison:
             if run.stage in ("tune", "repeat") and not is_ours:
                 continue
             try:
-                has_data = not is_ours or _root(folder) == config.data.get("root")
+                has_data = _root(folder) == _resolve(config.data.get("root"))
                 if not has_data or differences(folder, config):
+                    continue
+                if describe_new_length(folder, config):
                     continue
             except ValueError:  # the config of another version, or a damaged one
                 continue
@@ -290,7 +306,17 @@ def _summary(folder: Path) -> dict[str, Any] | None:
 
 def _root(folder: Path) -> Any:
     """Return the folder of a run's data, which tells sets of equal settings apart."""
-    return read_config(folder / CONFIG)["data"].get("root")
+    return _resolve(read_config(folder / CONFIG)["data"].get("root"))
+
+
+def _resolve(path: Any) -> Any:
+    return Path(path).expanduser().resolve() if isinstance(path, str) else path
+
+
+def _settings(plan: Plan, run: Run) -> tuple[Any, ...]:
+    """Return what decides a run besides its mixer, host, data, seed and rate."""
+    options = {key_of(word): word for word in plan.options}
+    return options, plan.budget, plan.held_out if run.stage == "tune" else None
 
 
 def _code_change(summary: dict[str, Any], answers: dict[str, list[float]]) -> str | None:

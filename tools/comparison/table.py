@@ -67,11 +67,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
         comparison: Its plan and runs.
         intervals: Resample runs and test samples for the intervals of the cells.
     """
-    plan, journal = comparison.plan, comparison.journal
-    planned = {run.key[:5] for run in comparison.planned() if run.stage == "final"}
-    runs = [
-        run for run in journal.finished() if run.key[:5] in planned and is_chosen(comparison, run)
-    ]
+    plan, runs = comparison.plan, chosen_runs(comparison)
     values: dict[str, dict[Cell, list[float]]] = {entry.label: {} for entry in comparison.mixers}
     for run in runs:
         values[run.mixer].setdefault(run.cell, []).append(run.value)
@@ -151,6 +147,13 @@ def _of_single_cell(cells: Sequence[Record], label: str, count: int) -> Record:
     return {name: row[name] if count == 1 else None for name in ("ece", "sensitivity", "memory")}
 
 
+def chosen_runs(comparison: Comparison) -> list[Run]:
+    """Return the plan's runs that ended, with the rates that were chosen."""
+    planned = {run.key[:5] for run in comparison.planned() if run.stage == "final"}
+    runs = [run for run in comparison.journal.finished() if run.key[:5] in planned]
+    return [run for run in runs if is_chosen(comparison, run)]
+
+
 def is_chosen(comparison: Comparison, run: Run) -> bool:
     """Return True for a run with the rate that was chosen."""
     settled = comparison.settled(run.model_copy(update={"factor": 1.0}))
@@ -210,7 +213,8 @@ def _untuned_values(
     """Return the metric with the recipe's rate by mixer and cell; empty where it is not tuned."""
     values: dict[tuple[str, Cell], list[float]] = {}
     if len(comparison.plan.rates) > 1:
-        more = comparison.journal.finished("untuned")
+        planned = {run.key for run in comparison.planned() if run.stage == "untuned"}
+        more = [run for run in comparison.journal.finished("untuned") if run.key in planned]
         for run in [*(run for run in runs if run.factor == 1), *more]:
             values.setdefault((run.mixer, run.cell), []).append(run.value)
     return values
@@ -237,11 +241,7 @@ def _cell_record(
 ) -> Record:
     plan = comparison.plan
     ours = [run for run in runs if (run.mixer, run.cell) == (label, cell.key)]
-    tuned = [
-        run.value
-        for run in comparison.journal.finished("tune")
-        if (run.mixer, run.cell) == (label, cell.key)
-    ]
+    tuned = [run.value for run in comparison.tuned(label, cell.key)]
     network = cell.networks.get(label)
     values = [run.value for run in ours]
     low = high = math.nan

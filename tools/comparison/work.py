@@ -32,7 +32,7 @@ from tools.comparison.register import (
 )
 from tools.comparison.runner import Comparison
 from tools.comparison.statistics import estimate_errors, visible_difference
-from tools.comparison.table import DAGGER, Table, make_table
+from tools.comparison.table import DAGGER, Table, chosen_runs, failed_runs, make_table
 from tools.comparison.workers import ending_by_signals, make_workers
 from tools.runs.source import read_source
 
@@ -59,27 +59,32 @@ def compare(plan: Plan, only: str = "") -> None:
         journal = Journal(plan.folder)
         begun = bool(journal.runs) or (plan.folder / "runs").exists()
         registered = read_registered(plan.folder) if begun else None
+        before = None if registered is None else registered.plan
+        if before is not None and before.primary != plan.primary:
+            raise ValueError(
+                f"{plan.folder} has runs by {before.primary}; pass name=<another name> for "
+                f"metric={plan.primary}, which uses them again"
+            )
         if registered is not None:
             registered = keep_labels(plan, registered, journal)
         cells = [_measured(plan, host, entry, mixers, commit) for host in hosts for entry in data]
         check_mixers(plan, cells)
         keep_lengths(plan, cells, registered)
         comparison = Comparison(plan, mixers, hosts, data, cells, plan.folder, journal, say)
-        outdated = comparison.outdated()
+        outdated = comparison.outdated(before)
         earlier = comparison.made_before()
         describe_plan(comparison, earlier)
         if only == "plan":
             return
         settings = fixed_entries(plan, mixers, cells, commit)
-        if only == "table":
-            if registered is None:
-                raise ValueError(f"{plan.folder} has no runs yet; leave only=table out")
-        else:
-            registered = register(plan.folder, plan, settings, registered, begun=begun)
-            if outdated:
-                lines = [*registered.deviations, *outdated]
-                registered = registered.model_copy(update={"deviations": lines})
-                write_registered(plan.folder, registered)
+        if only == "table" and registered is None:
+            raise ValueError(f"{plan.folder} has no runs yet; leave only=table out")
+        registered = register(plan.folder, plan, settings, registered, begun=begun)
+        if outdated:
+            lines = [*registered.deviations, *outdated]
+            registered = registered.model_copy(update={"deviations": lines})
+            write_registered(plan.folder, registered)
+        if only != "table":
             for run in earlier:
                 journal.add(run)
             run_plan(comparison)
@@ -172,7 +177,7 @@ def expected_deviation(comparison: Comparison) -> tuple[float, str]:
     if plan.deviation is not None:
         return plan.deviation, "deviation="
     values: dict[str, dict[tuple[str, str], list[float]]] = {}
-    for run in comparison.journal.finished():
+    for run in chosen_runs(comparison):
         values.setdefault(run.mixer, {}).setdefault(run.cell, []).append(run.value)
     variances = [variance for variance, _ in estimate_errors(values).pooled.values()]
     if any(variances):
@@ -239,7 +244,11 @@ def show(table: Table) -> None:
 
 
 def finish(comparison: Comparison, registered: Registered) -> None:
-    """Write the files, and print the table with its notes."""
+    """Write the files, and print the table with its notes.
+
+    Raises:
+        ValueError: All runs failed.
+    """
     table = make_table(comparison)
     write_files(comparison, table, registered)
     show(table)
@@ -249,6 +258,9 @@ def finish(comparison: Comparison, registered: Registered) -> None:
         say(f"deviation from the plan: {line}")
     say(f"plan {registered.hash}")
     say(f"Report: {comparison.folder / 'report.html'}")
+    failed = failed_runs(comparison)
+    if failed and not chosen_runs(comparison):
+        raise ValueError(f"no run gave a result; {failed[0]}: {failed[0].reason}")
 
 
 def format_seconds(seconds: float) -> str:
