@@ -220,8 +220,8 @@ def register(
     else:
         changes = plan_changes(registered.text, text)
         _check_data(folder, yaml.safe_load(registered.text)[FIXED]["cells"], entries["cells"])
-        stored = read_registered(folder)  # with the labels of before
-        edited = _edits(folder, (stored or registered).text, text)
+        last = read_registered(folder)  # with the labels of before
+        edited = _edits(folder, (last or registered).text, text)
         lines = [f"{now}  {change}" for change in [*edited, *changes]]
         registered = registered.model_copy(
             update={"text": text, "deviations": [*registered.deviations, *lines]}
