@@ -14,6 +14,7 @@ from tests.comparisons import WORDS, comparison_of, fill, registered_text
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
 from tools.comparison.leaderboard import publish, read_leaderboard
+from tools.comparison.register import write_registered
 from tools.comparison.statistics import repeat_interval, visible_difference, visible_within
 from tools.comparison.table import make_table
 
@@ -218,6 +219,14 @@ def test_runs_without_folder_are_counted_and_published_ones_stay(tmp_path, said)
     publish(comparison.folder, board, said.append)
     assert "1 run left out, as their folders were moved or deleted" in said
     assert contents(board) == before
+
+
+def test_a_registration_without_its_facts_is_one_line(tmp_path, said):
+    comparison, registered = made(tmp_path)
+    text = registered.text.partition("fixed:")[0]
+    write_registered(comparison.folder, registered.model_copy(update={"text": text}))
+    with pytest.raises(ValueError, match=r"registered\.json is damaged; .*'fixed'$"):
+        publish(comparison.folder, tmp_path / "board", said.append)
 
 
 def typed(*words):

@@ -37,7 +37,7 @@ from tools.comparison.plan import (
     mixer_kind,
     plan_changes,
 )
-from tools.comparison.register import PLAN, Registered, read_registered
+from tools.comparison.register import PLAN, REGISTERED, Registered, read_registered
 from tools.comparison.runner import Comparison
 from tools.comparison.statistics import Cell
 from tools.comparison.table import is_chosen
@@ -233,9 +233,14 @@ def publish(
         raise ValueError(
             f"{source} lacks finished runs of a comparison; pass publish=outputs/comparisons/<name>"
         )
-    content = yaml.safe_load(registered.text)
-    facts = content.pop(FIXED)
-    plan = validate(Plan, content)
+    try:
+        content = yaml.safe_load(registered.text)
+        facts, plan = content.pop(FIXED), validate(Plan, content)
+        fixed_cells(plan, facts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(
+            f"{source / REGISTERED} is damaged; an entry of its plan is missing or wrong: {error}"
+        ) from None
     leaderboard = _opened(folder, plan, facts, registered)
     if new_cells:
         _add_cells(leaderboard, plan, facts)
