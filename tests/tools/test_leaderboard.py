@@ -175,6 +175,16 @@ def test_another_plan_is_refused_in_one_line(tmp_path, said, words, facts, messa
     assert contents(board) == before
 
 
+def test_rates_of_another_held_out_share_are_refused(tmp_path, said):
+    words, board = ("rates=1,4", "host=deit_t", "data=sample_classification"), tmp_path / "board"
+    publish(made(tmp_path / "a", *words)[0].folder, board, said.append)
+    other, _ = made(tmp_path / "b", *words, "held_out=0.5")
+    with pytest.raises(ValueError, match=r"held_out: 0\.2 there, 0\.5 here"):
+        publish(other.folder, board, said.append)
+    publish(made(tmp_path / "c", "rates=1")[0].folder, tmp_path / "one_rate", said.append)
+    publish(made(tmp_path / "d", "held_out=0.5")[0].folder, tmp_path / "one_rate", said.append)
+
+
 def test_new_cells_join_where_this_is_typed(tmp_path, said):
     """Rows keep their cell where a second folder makes the names of both longer."""
     board = tmp_path / "leaderboard"

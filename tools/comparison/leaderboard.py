@@ -344,7 +344,7 @@ def _labels(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -> d
         ValueError: The plan has other settings or cells.
     """
     terms, our_terms = _terms(leaderboard.plan), _terms(plan)
-    _check_equal(leaderboard, terms, our_terms, sorted({*terms, *our_terms}))
+    _check_equal(leaderboard, terms, our_terms, [*{**terms, **our_terms}])
     cells, labels = leaderboard.cells, {}
     board_words, words = _words(leaderboard.plan), _words(plan)
     for cell, cell_facts in fixed_cells(plan, facts).items():
@@ -394,7 +394,8 @@ def _mismatch(leaderboard: Leaderboard, reason: str) -> ValueError:
 
 def _terms(plan: Plan) -> dict[str, str]:
     """Return what all cells of a plan have alike."""
-    names = ("task", "baseline", "budget", "rates", "tuned_on", "primary")
+    names = ["task", "baseline", "budget", "rates", "tuned_on", "primary"]
+    names += ["held_out"] if len(plan.rates) > 1 else []
     terms = {name: str(getattr(plan, name)) for name in names}
     return {**terms, "kind": mixer_kind(plan), **_settings(plan.options)}
 
