@@ -14,6 +14,7 @@ from tests.comparisons import WORDS, comparison_of, fill, registered_text
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
 from tools.comparison.leaderboard import publish, read_leaderboard
+from tools.comparison.plan import read_plan
 from tools.comparison.register import write_registered
 from tools.comparison.statistics import repeat_interval, visible_difference, visible_within
 from tools.comparison.table import make_table
@@ -24,11 +25,12 @@ GRID = ("host=deit_t,swin_t", "data=sample_classification,cifar10", "seeds=4", "
 SMALL = tuple(word for word in SHORTEST if not word.startswith("task="))
 
 
-def made(folder, *words, effects=None, seed=0, code=1.0, fingerprint="a", precision="32-true"):
+def made(folder, *words, effects=None, seed=0, code=1.0, fingerprint="a", precision="32-true",
+         prints=None):  # fmt: skip
     """A comparison whose runs have ended on some machine."""
     comparison = comparison_of(folder, *GRID, *words)
     for cell in comparison.cells:
-        cell.prints["val"] = fingerprint
+        cell.prints["val"] = (prints or {}).get(cell.data, fingerprint)
         cell.samples = {"train": 100, "val": 40}
     fill(comparison, effects, seed)
     for number, run in enumerate(list(comparison.journal)):
@@ -211,6 +213,23 @@ def test_new_cells_join_where_this_is_typed(tmp_path, said):
         publish(other.folder, board, said.append, new_cells=True)
 
 
+def test_the_set_that_chooses_rates_keeps_its_role_under_a_new_name(tmp_path, said):
+    """Two sets of one label are different ones, and a set with two labels is the same."""
+    board, rates = tmp_path / "board", ("host=deit_t", "rates=1,4", "tuned_on=folder")
+    clean = made(tmp_path / "a", *rates, "data=folder data.root=/clean")[0]
+    publish(clean.folder, board, said.append)
+    noisy = made(tmp_path / "b", *rates, "data=folder data.root=/noisy", fingerprint="b")[0]
+    with pytest.raises(ValueError, match="tuned_on: folder clean there, folder noisy here"):
+        publish(noisy.folder, board, said.append, new_cells=True)
+    two_sets = ("data=folder data.root=/noisy,folder data.root=/clean", "tuned_on=folder clean")
+    both = made(tmp_path / "c", *rates, *two_sets, prints={"folder noisy": "b"})[0]
+    publish(both.folder, board, said.append, new_cells=True)
+    assert read_plan([f"plan={board / 'plan.yaml'}"]).tuned_on == "folder clean"
+    assert {row.data for row in read_leaderboard(board).rows.values() if row.stage == "tune"} == {
+        "folder clean"
+    }  # fmt: skip
+
+
 def test_settings_of_the_machine_may_differ(tmp_path, said):
     board = tmp_path / "leaderboard"
     publish(made(tmp_path / "a")[0].folder, board, said.append)
@@ -289,8 +308,6 @@ def test_the_visible_difference_of_a_whole_table_is_that_of_its_plan():
 
 
 def test_the_published_plan_is_followed_by_comparisons_of_others(tmp_path, said):
-    from tools.comparison.plan import read_plan
-
     comparison, _ = made(tmp_path)
     publish(comparison.folder, tmp_path / "board", said.append)
     plan = read_plan([f"plan={tmp_path / 'board/plan.yaml'}", "mixer=ffn,iffn", "name=mine"])

@@ -318,6 +318,9 @@ def _add_cells(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -
         for host, new_host in zip(host_entries(board), host_entries(grown), strict=False)
         for data, new_data in zip(data_entries(board), data_entries(grown), strict=False)
     }
+    sets = {cell[1]: grown_cell[1] for cell, grown_cell in labels.items()}
+    tuned_on = sets.get(board.tuned_on or "", board.tuned_on)
+    grown = grown.model_copy(update={"tuned_on": tuned_on})
     contents = {labels[cell]: content for cell, content in leaderboard.cells.items()}
     places, words = _words(grown), _words(plan)
     for cell, content in cells.items():
@@ -358,6 +361,9 @@ def _labels(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -> d
             raise _mismatch(leaderboard, f"{place} {reason}")
         _check_equal(leaderboard, cells[matches[0]], cell_facts, ("rate", "settings"), place)
         labels[cell] = matches[0]
+    sets = {cell[1]: board_cell[1] for cell, board_cell in labels.items()}
+    tuned_on = {"tuned_on": sets.get(plan.tuned_on or "")}
+    _check_equal(leaderboard, {"tuned_on": leaderboard.plan.tuned_on}, tuned_on, ["tuned_on"])
     return labels
 
 
@@ -394,7 +400,7 @@ def _mismatch(leaderboard: Leaderboard, reason: str) -> ValueError:
 
 def _terms(plan: Plan) -> dict[str, str]:
     """Return what all cells of a plan have alike."""
-    names = ["task", "baseline", "budget", "rates", "tuned_on", "primary"]
+    names = ["task", "baseline", "budget", "rates", "primary"]
     names += ["held_out"] if len(plan.rates) > 1 else []
     terms = {name: str(getattr(plan, name)) for name in names}
     return {**terms, "kind": mixer_kind(plan), **_settings(plan.options)}
