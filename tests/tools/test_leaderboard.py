@@ -5,19 +5,24 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
-from tests.comparisons import WORDS, comparison_of, fill, registered_text
+from tests.comparisons import WORDS, comparison_of, fill, network, registered_text
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
+from tools.cli.network_names import config_network_name
+from tools.comparison.cells import CellPlan, compose_run
 from tools.comparison.leaderboard import publish, read_leaderboard
 from tools.comparison.plan import read_plan
 from tools.comparison.register import write_registered
 from tools.comparison.statistics import repeat_interval, visible_difference, visible_within
 from tools.comparison.table import make_table
+from tools.comparison.verify import verify
 
 sys.path.append(str(ROOT / "docs" / "_ext"))
 
@@ -36,17 +41,21 @@ def made(folder, *words, effects=None, seed=0, code=1.0, fingerprint="a", precis
     for number, run in enumerate(list(comparison.journal)):
         place = comparison.folder / "runs" / str(number)
         place.mkdir(parents=True, exist_ok=True)
-        summary = {
-            "metrics": {"top1": run.value}, "parameters": 100, "backbone_macs": 1000,
-            "seconds": 2.0, "task": "classification", "mode": "fit", "git_commit": "abc",
-            "device": "a processor", "precision": precision, "learning_rate": 1e-3,
-            "data": {"samples": {"train": 100, "val": 40}},
-            "fingerprint": {"output": [code, 0.5]}, "pooling": "class token",
-            "network": {"class_tokens": int(run.mixer != "iffn"), "norms": ["LayerNorm"]},
-        }  # fmt: skip
-        (place / "summary.json").write_text(json.dumps(summary))
+        write_summary(place, run.value, code, precision, class_tokens=int(run.mixer != "iffn"))
         comparison.journal.add(run.model_copy(update={"folder": str(place), "seconds": 2.0}))
     return comparison, registered_text(comparison, begun=False)
+
+
+def write_summary(folder, value, code, precision="32-true", class_tokens=1):
+    summary = {
+        "metrics": {"top1": value}, "parameters": 100, "backbone_macs": 1000,
+        "seconds": 2.0, "task": "classification", "mode": "fit", "git_commit": "abc",
+        "device": "a processor", "precision": precision, "learning_rate": 1e-3,
+        "data": {"samples": {"train": 100, "val": 40}, "fingerprints": {"val": "a"}},
+        "fingerprint": {"output": [code, 0.5]}, "pooling": "class token",
+        "network": {"class_tokens": class_tokens, "norms": ["LayerNorm"]},
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def contents(folder):
@@ -313,6 +322,63 @@ def test_the_published_plan_is_followed_by_comparisons_of_others(tmp_path, said)
     plan = read_plan([f"plan={tmp_path / 'board/plan.yaml'}", "mixer=ffn,iffn", "name=mine"])
     assert plan.folder == Path("outputs/comparisons/mine")
     assert (plan.host, plan.seeds) == (["deit_t", "swin_t"], 4)
+
+
+@pytest.fixture
+def repeat(tmp_path, monkeypatch, capsys):
+    """Repeat rows with runs that end at once; return the number of runs, and what is printed."""
+    here = {"code": 1.0, "value": 70.0, "steps": 40}
+    started = []
+
+    def measure_cell(plan, host, data, mixers):
+        measured = replace(network(), answers={"output": [here["code"], 0.5]}, steps=here["steps"])
+        return CellPlan(
+            host.label, data.label, prints={"val": "a"}, samples={"train": 100, "val": 40},
+            networks={mixer.label: measured for mixer in mixers},
+        )  # fmt: skip
+
+    def run_plan(verification, *, tables):
+        for run in verification.remaining():
+            config, number = compose_run(verification.words(run)), f"{len(started):03d}"
+            place = verification.folder / "runs/classification"
+            place = place / config_network_name(config.backbone) / number
+            place.mkdir(parents=True)
+            (place / "config.yaml").write_text(yaml.safe_dump(config.plain()))
+            write_summary(place, here["value"], here["code"])
+            facts = {"status": "finished", "value": here["value"], "folder": str(place)}
+            verification.journal.add(run.model_copy(update=facts))
+            started.append(run)
+
+    def repeat(board, **changes):
+        here.update(changes)
+        before = len(started)
+        verify("ffn", folder=board, output_dir=str(tmp_path / "here"))
+        return len(started) - before, capsys.readouterr().out
+
+    monkeypatch.setattr("tools.comparison.verify.measure_cell", measure_cell)
+    monkeypatch.setattr("tools.comparison.verify.run_plan", run_plan)
+    return repeat
+
+
+ONE_CELL = ("host=deit_t", "data=sample_classification", "seeds=2")
+
+
+def test_only_runs_of_the_same_settings_and_code_repeat_a_row(tmp_path, said, repeat):
+    boards = []
+    for batches in (12, 1):
+        words = (*ONE_CELL, f"trainer.limit_train_batches={batches}")
+        boards.append(tmp_path / f"board{batches}")
+        publish(made(tmp_path / str(batches), *words)[0].folder, boards[-1], said.append)
+    assert [repeat(board)[0] for board in (boards[0], boards[0], boards[1], boards[0])] == [
+        2, 0, 2, 0
+    ]  # fmt: skip
+    assert [repeat(boards[0], code=code)[0] for code in (1.1, 1.1)] == [2, 0]
+
+
+def test_repeated_runs_take_the_published_steps(tmp_path, said, repeat):
+    comparison, _ = made(tmp_path, *ONE_CELL, "budget=seconds")
+    publish(comparison.folder, tmp_path / "board", said.append)
+    assert [repeat(tmp_path / "board", steps=steps)[0] for steps in (41, 42)] == [2, 0]
 
 
 @pytest.mark.slow

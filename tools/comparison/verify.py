@@ -106,9 +106,13 @@ def verify(
             for row in sorted(rows, key=lambda row: row.seed)
             if row.cell == cell
         ]  # fmt: skip
+        journal = Journal(plan.folder)
+        journal.runs.clear()  # its rows may be those of other settings, code or data
         verification = Verification(
-            plan, [entry], hosts, sets, measured, plan.folder, Journal(plan.folder), say, runs=runs
+            plan, [entry], hosts, sets, measured, plan.folder, journal, say, runs=runs
         )
+        for run in verification.made_before():
+            journal.add(run)
         seconds = sum(verification.estimate(run) for run in verification.remaining())
         say(f"{counted(len(runs), 'run')}, {format_seconds(seconds)} left")
         run_plan(verification, tables=False)
@@ -146,6 +150,9 @@ def _check_cell(leaderboard: Leaderboard, cell: CellPlan, rows: Sequence[Row]) -
     if not rows[0].is_by_code(code_text(cell.networks[mixer].answers)):
         say(f"the code of {mixer} computes another function than that of its rows in {place}")
     cell.rate, cell.words = facts["rate"], list(facts["settings"])
+    network = cell.networks[mixer]
+    steps = facts.get("steps", {}).get(mixer, network.steps)  # stated where the pace decides
+    cell.networks[mixer] = replace(network, steps=steps)
 
 
 def _show(leaderboard: Leaderboard, verification: Verification, rows: Sequence[Row]) -> None:
