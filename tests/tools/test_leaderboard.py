@@ -375,6 +375,15 @@ def test_only_runs_of_the_same_settings_and_code_repeat_a_row(tmp_path, said, re
     assert [repeat(boards[0], code=code)[0] for code in (1.1, 1.1)] == [2, 0]
 
 
+@pytest.mark.parametrize(("value", "count"), [(0.0, 0), (99.99, 0), (99.996, 1), (100.0, 1)])
+def test_rows_without_deviation_are_repeated_to_rounding(tmp_path, said, repeat, value, count):
+    comparison, _ = made(tmp_path, *ONE_CELL)
+    for run in list(comparison.journal):
+        comparison.journal.add(run.model_copy(update={"value": 100.0}))
+    publish(comparison.folder, tmp_path / "board", said.append)
+    assert f"{count} of 1 cell within" in repeat(tmp_path / "board", value=value)[1]
+
+
 def test_repeated_runs_take_the_published_steps(tmp_path, said, repeat):
     comparison, _ = made(tmp_path, *ONE_CELL, "budget=seconds")
     publish(comparison.folder, tmp_path / "board", said.append)
