@@ -790,6 +790,13 @@ def test_later_seeds(tmp_path):
     seeds = {(run.mixer, run.seed) for run in comparison.planned()}
     assert {seed for mixer, seed in seeds if mixer == "ffn"} == {10, 11}
     assert {seed for mixer, seed in seeds if mixer == "ffn again"} == {110, 111}
+    assert plan_of(tmp_path, "first_seed=98").run_seeds == range(98, 100)
+
+
+@pytest.mark.parametrize("seed", [99, 100, TUNING_SEED])
+def test_seeds_of_the_second_row_and_of_rates_are_refused(tmp_path, seed):
+    with pytest.raises(ValueError, match=rf"first_seed={seed}: .*; pass first_seed=0 to 98$"):
+        plan_of(tmp_path, f"first_seed={seed}")
 
 
 def test_runs_keep_their_set_where_a_second_one_changes_its_name(tmp_path):

@@ -5,17 +5,24 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
-from tests.comparisons import WORDS, comparison_of, fill, registered_text
+from tests.comparisons import WORDS, comparison_of, fill, network, registered_text
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
+from tools.cli.network_names import config_network_name
+from tools.comparison.cells import CellPlan, compose_run
 from tools.comparison.leaderboard import publish, read_leaderboard
+from tools.comparison.plan import read_plan
+from tools.comparison.register import write_registered
 from tools.comparison.statistics import repeat_interval, visible_difference, visible_within
 from tools.comparison.table import make_table
+from tools.comparison.verify import verify
 
 sys.path.append(str(ROOT / "docs" / "_ext"))
 
@@ -23,27 +30,32 @@ GRID = ("host=deit_t,swin_t", "data=sample_classification,cifar10", "seeds=4", "
 SMALL = tuple(word for word in SHORTEST if not word.startswith("task="))
 
 
-def made(folder, *words, effects=None, seed=0, code=1.0, fingerprint="a", precision="32-true"):
+def made(folder, *words, effects=None, seed=0, code=1.0, fingerprint="a", precision="32-true",
+         prints=None):  # fmt: skip
     """A comparison whose runs have ended on some machine."""
     comparison = comparison_of(folder, *GRID, *words)
     for cell in comparison.cells:
-        cell.prints["val"] = fingerprint
+        cell.prints["val"] = (prints or {}).get(cell.data, fingerprint)
         cell.samples = {"train": 100, "val": 40}
     fill(comparison, effects, seed)
     for number, run in enumerate(list(comparison.journal)):
         place = comparison.folder / "runs" / str(number)
         place.mkdir(parents=True, exist_ok=True)
-        summary = {
-            "metrics": {"top1": run.value}, "parameters": 100, "backbone_macs": 1000,
-            "seconds": 2.0, "task": "classification", "mode": "fit", "git_commit": "abc",
-            "device": "a processor", "precision": precision, "learning_rate": 1e-3,
-            "data": {"samples": {"train": 100, "val": 40}},
-            "fingerprint": {"output": [code, 0.5]}, "pooling": "class token",
-            "network": {"class_tokens": int(run.mixer != "iffn"), "norms": ["LayerNorm"]},
-        }  # fmt: skip
-        (place / "summary.json").write_text(json.dumps(summary))
+        write_summary(place, run.value, code, precision, class_tokens=int(run.mixer != "iffn"))
         comparison.journal.add(run.model_copy(update={"folder": str(place), "seconds": 2.0}))
     return comparison, registered_text(comparison, begun=False)
+
+
+def write_summary(folder, value, code, precision="32-true", class_tokens=1):
+    summary = {
+        "metrics": {"top1": value}, "parameters": 100, "backbone_macs": 1000,
+        "seconds": 2.0, "task": "classification", "mode": "fit", "git_commit": "abc",
+        "device": "a processor", "precision": precision, "learning_rate": 1e-3,
+        "data": {"samples": {"train": 100, "val": 40}, "fingerprints": {"val": "a"}},
+        "fingerprint": {"output": [code, 0.5]}, "pooling": "class token",
+        "network": {"class_tokens": class_tokens, "norms": ["LayerNorm"]},
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def contents(folder):
@@ -174,6 +186,16 @@ def test_another_plan_is_refused_in_one_line(tmp_path, said, words, facts, messa
     assert contents(board) == before
 
 
+def test_rates_of_another_held_out_share_are_refused(tmp_path, said):
+    words, board = ("rates=1,4", "host=deit_t", "data=sample_classification"), tmp_path / "board"
+    publish(made(tmp_path / "a", *words)[0].folder, board, said.append)
+    other, _ = made(tmp_path / "b", *words, "held_out=0.5")
+    with pytest.raises(ValueError, match=r"held_out: 0\.2 there, 0\.5 here"):
+        publish(other.folder, board, said.append)
+    publish(made(tmp_path / "c", "rates=1")[0].folder, tmp_path / "one_rate", said.append)
+    publish(made(tmp_path / "d", "held_out=0.5")[0].folder, tmp_path / "one_rate", said.append)
+
+
 def test_new_cells_join_where_this_is_typed(tmp_path, said):
     """Rows keep their cell where a second folder makes the names of both longer."""
     board = tmp_path / "leaderboard"
@@ -200,6 +222,23 @@ def test_new_cells_join_where_this_is_typed(tmp_path, said):
         publish(other.folder, board, said.append, new_cells=True)
 
 
+def test_the_set_that_chooses_rates_keeps_its_role_under_a_new_name(tmp_path, said):
+    """Two sets of one label are different ones, and a set with two labels is the same."""
+    board, rates = tmp_path / "board", ("host=deit_t", "rates=1,4", "tuned_on=folder")
+    clean = made(tmp_path / "a", *rates, "data=folder data.root=/clean")[0]
+    publish(clean.folder, board, said.append)
+    noisy = made(tmp_path / "b", *rates, "data=folder data.root=/noisy", fingerprint="b")[0]
+    with pytest.raises(ValueError, match="tuned_on: folder clean there, folder noisy here"):
+        publish(noisy.folder, board, said.append, new_cells=True)
+    two_sets = ("data=folder data.root=/noisy,folder data.root=/clean", "tuned_on=folder clean")
+    both = made(tmp_path / "c", *rates, *two_sets, prints={"folder noisy": "b"})[0]
+    publish(both.folder, board, said.append, new_cells=True)
+    assert read_plan([f"plan={board / 'plan.yaml'}"]).tuned_on == "folder clean"
+    assert {row.data for row in read_leaderboard(board).rows.values() if row.stage == "tune"} == {
+        "folder clean"
+    }  # fmt: skip
+
+
 def test_settings_of_the_machine_may_differ(tmp_path, said):
     board = tmp_path / "leaderboard"
     publish(made(tmp_path / "a")[0].folder, board, said.append)
@@ -218,6 +257,14 @@ def test_runs_without_folder_are_counted_and_published_ones_stay(tmp_path, said)
     publish(comparison.folder, board, said.append)
     assert "1 run left out, as their folders were moved or deleted" in said
     assert contents(board) == before
+
+
+def test_a_registration_without_its_facts_is_one_line(tmp_path, said):
+    comparison, registered = made(tmp_path)
+    text = registered.text.partition("fixed:")[0]
+    write_registered(comparison.folder, registered.model_copy(update={"text": text}))
+    with pytest.raises(ValueError, match=r"registered\.json is damaged; .*'fixed'$"):
+        publish(comparison.folder, tmp_path / "board", said.append)
 
 
 def typed(*words):
@@ -270,13 +317,77 @@ def test_the_visible_difference_of_a_whole_table_is_that_of_its_plan():
 
 
 def test_the_published_plan_is_followed_by_comparisons_of_others(tmp_path, said):
-    from tools.comparison.plan import read_plan
-
     comparison, _ = made(tmp_path)
     publish(comparison.folder, tmp_path / "board", said.append)
     plan = read_plan([f"plan={tmp_path / 'board/plan.yaml'}", "mixer=ffn,iffn", "name=mine"])
     assert plan.folder == Path("outputs/comparisons/mine")
     assert (plan.host, plan.seeds) == (["deit_t", "swin_t"], 4)
+
+
+@pytest.fixture
+def repeat(tmp_path, monkeypatch, capsys):
+    """Repeat rows with runs that end at once; return the number of runs, and what is printed."""
+    here = {"code": 1.0, "value": 70.0, "steps": 40}
+    started = []
+
+    def measure_cell(plan, host, data, mixers):
+        measured = replace(network(), answers={"output": [here["code"], 0.5]}, steps=here["steps"])
+        return CellPlan(
+            host.label, data.label, prints={"val": "a"}, samples={"train": 100, "val": 40},
+            networks={mixer.label: measured for mixer in mixers},
+        )  # fmt: skip
+
+    def run_plan(verification, *, tables):
+        for run in verification.remaining():
+            config, number = compose_run(verification.words(run)), f"{len(started):03d}"
+            place = verification.folder / "runs/classification"
+            place = place / config_network_name(config.backbone) / number
+            place.mkdir(parents=True)
+            (place / "config.yaml").write_text(yaml.safe_dump(config.plain()))
+            write_summary(place, here["value"], here["code"])
+            facts = {"status": "finished", "value": here["value"], "folder": str(place)}
+            verification.journal.add(run.model_copy(update=facts))
+            started.append(run)
+
+    def repeat(board, **changes):
+        here.update(changes)
+        before = len(started)
+        verify("ffn", folder=board, output_dir=str(tmp_path / "here"))
+        return len(started) - before, capsys.readouterr().out
+
+    monkeypatch.setattr("tools.comparison.verify.measure_cell", measure_cell)
+    monkeypatch.setattr("tools.comparison.verify.run_plan", run_plan)
+    return repeat
+
+
+ONE_CELL = ("host=deit_t", "data=sample_classification", "seeds=2")
+
+
+def test_only_runs_of_the_same_settings_and_code_repeat_a_row(tmp_path, said, repeat):
+    boards = []
+    for batches in (12, 1):
+        words = (*ONE_CELL, f"trainer.limit_train_batches={batches}")
+        boards.append(tmp_path / f"board{batches}")
+        publish(made(tmp_path / str(batches), *words)[0].folder, boards[-1], said.append)
+    assert [repeat(board)[0] for board in (boards[0], boards[0], boards[1], boards[0])] == [
+        2, 0, 2, 0
+    ]  # fmt: skip
+    assert [repeat(boards[0], code=code)[0] for code in (1.1, 1.1)] == [2, 0]
+
+
+@pytest.mark.parametrize(("value", "count"), [(0.0, 0), (99.99, 0), (99.996, 1), (100.0, 1)])
+def test_rows_without_deviation_are_repeated_to_rounding(tmp_path, said, repeat, value, count):
+    comparison, _ = made(tmp_path, *ONE_CELL)
+    for run in list(comparison.journal):
+        comparison.journal.add(run.model_copy(update={"value": 100.0}))
+    publish(comparison.folder, tmp_path / "board", said.append)
+    assert f"{count} of 1 cell within" in repeat(tmp_path / "board", value=value)[1]
+
+
+def test_repeated_runs_take_the_published_steps(tmp_path, said, repeat):
+    comparison, _ = made(tmp_path, *ONE_CELL, "budget=seconds")
+    publish(comparison.folder, tmp_path / "board", said.append)
+    assert [repeat(tmp_path / "board", steps=steps)[0] for steps in (41, 42)] == [2, 0]
 
 
 @pytest.mark.slow

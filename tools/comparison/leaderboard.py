@@ -37,7 +37,7 @@ from tools.comparison.plan import (
     mixer_kind,
     plan_changes,
 )
-from tools.comparison.register import PLAN, Registered, read_registered
+from tools.comparison.register import PLAN, REGISTERED, Registered, read_registered
 from tools.comparison.runner import Comparison
 from tools.comparison.statistics import Cell
 from tools.comparison.table import is_chosen
@@ -233,9 +233,14 @@ def publish(
         raise ValueError(
             f"{source} lacks finished runs of a comparison; pass publish=outputs/comparisons/<name>"
         )
-    content = yaml.safe_load(registered.text)
-    facts = content.pop(FIXED)
-    plan = validate(Plan, content)
+    try:
+        content = yaml.safe_load(registered.text)
+        facts, plan = content.pop(FIXED), validate(Plan, content)
+        fixed_cells(plan, facts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(
+            f"{source / REGISTERED} is damaged; an entry of its plan is missing or wrong: {error}"
+        ) from None
     leaderboard = _opened(folder, plan, facts, registered)
     if new_cells:
         _add_cells(leaderboard, plan, facts)
@@ -271,7 +276,8 @@ def _opened(folder: Path, plan: Plan, facts: dict[str, Any], registered: Registe
         return Leaderboard(folder, plan, facts, [entry])
     first, *later = leaderboard.publications
     if first.hash == entry.hash:  # the comparison that it began with, which may have grown
-        leaderboard.plan, leaderboard.facts = plan, facts
+        if not later:  # else it has the cells of further comparisons by now
+            leaderboard.plan, leaderboard.facts = plan, facts
         leaderboard.publications = [entry, *later]
         return leaderboard
     texts = (  # without the cells, which are compared one by one
@@ -313,6 +319,9 @@ def _add_cells(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -
         for host, new_host in zip(host_entries(board), host_entries(grown), strict=False)
         for data, new_data in zip(data_entries(board), data_entries(grown), strict=False)
     }
+    sets = {cell[1]: grown_cell[1] for cell, grown_cell in labels.items()}
+    tuned_on = sets.get(board.tuned_on or "", board.tuned_on)
+    grown = grown.model_copy(update={"tuned_on": tuned_on})
     contents = {labels[cell]: content for cell, content in leaderboard.cells.items()}
     places, words = _words(grown), _words(plan)
     for cell, content in cells.items():
@@ -339,7 +348,7 @@ def _labels(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -> d
         ValueError: The plan has other settings or cells.
     """
     terms, our_terms = _terms(leaderboard.plan), _terms(plan)
-    _check_equal(leaderboard, terms, our_terms, sorted({*terms, *our_terms}))
+    _check_equal(leaderboard, terms, our_terms, [*{**terms, **our_terms}])
     cells, labels = leaderboard.cells, {}
     board_words, words = _words(leaderboard.plan), _words(plan)
     for cell, cell_facts in fixed_cells(plan, facts).items():
@@ -353,6 +362,9 @@ def _labels(leaderboard: Leaderboard, plan: Plan, facts: Mapping[str, Any]) -> d
             raise _mismatch(leaderboard, f"{place} {reason}")
         _check_equal(leaderboard, cells[matches[0]], cell_facts, ("rate", "settings"), place)
         labels[cell] = matches[0]
+    sets = {cell[1]: board_cell[1] for cell, board_cell in labels.items()}
+    tuned_on = {"tuned_on": sets.get(plan.tuned_on or "")}
+    _check_equal(leaderboard, {"tuned_on": leaderboard.plan.tuned_on}, tuned_on, ["tuned_on"])
     return labels
 
 
@@ -389,7 +401,8 @@ def _mismatch(leaderboard: Leaderboard, reason: str) -> ValueError:
 
 def _terms(plan: Plan) -> dict[str, str]:
     """Return what all cells of a plan have alike."""
-    names = ("task", "baseline", "budget", "rates", "tuned_on", "primary")
+    names = ["task", "baseline", "budget", "rates", "primary"]
+    names += ["held_out"] if len(plan.rates) > 1 else []
     terms = {name: str(getattr(plan, name)) for name in names}
     return {**terms, "kind": mixer_kind(plan), **_settings(plan.options)}
 

@@ -231,6 +231,11 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     names = [metric.name for metric in plan.family.metrics]
     if plan.primary not in names:
         raise ValueError(f"metric: {unknown('metric', plan.primary, names)}")
+    if plan.first_seed + plan.seeds > AGAIN_SEED:
+        raise ValueError(
+            f"first_seed={plan.first_seed}: seeds from {AGAIN_SEED} on are those of the baseline's "
+            f"second row and of rates; pass first_seed=0 to {AGAIN_SEED - plan.seeds}"
+        )
     plan.region  # noqa: B018 - refuses a metric whose unit is open
     for entries in (host_entries(plan), data_entries(plan)):
         labels = [entry.label for entry in entries]
