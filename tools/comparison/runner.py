@@ -19,6 +19,7 @@ from tasks.engine.run_folder.saved_runs import CONFIG, read_config
 from tasks.engine.run_folder.schemas import read_summary
 from tools.cli.grammar import format_value, key_of
 from tools.cli.network_names import config_network_name
+from tools.cli.printable import counted
 from tools.comparison.cells import CellPlan, compose_run, run_words
 from tools.comparison.journal import Journal, Run
 from tools.comparison.plan import TUNING_SEED, Entry, Plan
@@ -117,23 +118,23 @@ class Comparison:
         Args:
             before: The plan as the last command left it; None before the first run.
         """
-        lines = []
+        lines, changed = [], 0
         for run in list(self.journal):
             cell = next((c for c in self.cells if c.key == run.cell), None)
             network = cell.networks.get(run.mixer) if cell else None
             if network is None or run.status != "finished":
                 continue
             if before is not None and _settings(before, run) != _settings(self.plan, run):
-                change: str | None = "with other settings"
-            else:
-                summary = _summary(Path(run.folder))
-                is_other = summary and _code_change(summary, network.answers)
-                change = "by other code" if is_other else None
-            if change:
                 del self.journal.runs[run.key]
-                lines.append(f"{run} was made {change} and runs again")
+                changed += 1
+                continue
+            summary = _summary(Path(run.folder))
+            if summary and _code_change(summary, network.answers):
+                del self.journal.runs[run.key]
+                lines.append(f"{run} was made by other code and runs again")
         self.folders_before = self._list_folders()
-        return lines
+        again = f"of other settings left the table: {counted(changed, 'run')}"
+        return [again, *lines] if changed else lines
 
     def words(self, run: Run) -> list[str]:
         """Return the words of run.py for a run."""
