@@ -29,6 +29,7 @@ from tools.comparison.journal import Journal, Run
 from tools.comparison.plan import (
     FIXED,
     PUBLISHED,
+    REGISTERED,
     Entry,
     Plan,
     data_entries,
@@ -37,7 +38,7 @@ from tools.comparison.plan import (
     mixer_kind,
     plan_changes,
 )
-from tools.comparison.register import PLAN, REGISTERED, Registered, read_registered
+from tools.comparison.register import PLAN, Registered, read_registered
 from tools.comparison.runner import Comparison
 from tools.comparison.statistics import Cell
 from tools.comparison.table import is_chosen
