@@ -159,6 +159,17 @@ def test_a_mixer_whose_runs_diverge_leaves_the_error_of_the_others():
     assert within({"a": values["a"], "c": values["c"]}, "a", 0.0)["c"].verdict == "cannot tell"
 
 
+def test_the_only_mixer_whose_runs_deviate_is_an_outlier():
+    values = {name: {ALONE: [33.3, 33.3]} for name in "abcd"}
+    values["identity"] = {ALONE: [0.0, 33.3]}
+    errors = estimate_errors(values)
+    assert list(errors.outliers) == ["identity"]
+    assert errors.pooled == {ALONE: (0.0, 4)}
+    effects = within(values, "a", 0.5)
+    assert effects["identity"].high - effects["identity"].low > 30
+    assert "runs of each mixer are equal" in effects["b"].reason
+
+
 @pytest.mark.slow
 def test_a_mixer_whose_runs_diverge_claims_no_more_than_others():
     """Copies of the baseline, one of which deviates by 30: 5 % of tables, as without it."""

@@ -188,10 +188,15 @@ def _pool(squares: Mapping[str, Mapping[Cell, Variance]]) -> dict[Cell, Variance
 
 
 def _chance(squares: Mapping[Cell, Variance], pooled: Mapping[Cell, Variance]) -> float:
-    """Return the probability of a mixer's variances if they are those of all others."""
+    """Return the probability of a mixer's variances if they are those of all others.
+
+    It is 0 if the mixer alone deviates in a cell.
+    """
     ratio, freedom, fewest = 0.0, 0, math.inf
     for cell, (square, degrees) in squares.items():
         rest, rest_degrees = pooled[cell][0] - square, pooled[cell][1] - degrees
+        if rest_degrees and square > 0 >= rest:
+            return 0.0
         if rest_degrees and rest > 0:
             ratio += square / (rest / rest_degrees)
             freedom, fewest = freedom + degrees, min(fewest, rest_degrees)
