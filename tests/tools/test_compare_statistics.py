@@ -170,6 +170,33 @@ def test_the_only_mixer_whose_runs_deviate_is_an_outlier():
     assert "runs of each mixer are equal" in effects["b"].reason
 
 
+def test_the_baseline_and_its_copy_have_one_error():
+    cell, second = ("h", "p"), ("h", "q")
+    values = {name: {cell: [0.0, 1.0], second: [0.0, 1.0]} for name in "bcdefghi"}
+    values["a"] = {cell: [0.0, 10.0], second: [0.0, 10.0]}
+    values["a again"] = {cell: [0.0, 20.0], second: [0.0, 10.0]}
+    errors = estimate_errors(values)
+    assert set(errors.outliers) == {"a", "a again"}
+    assert errors.of("a", cell) == errors.of("a again", cell) == (125.0, 2)
+    assert errors.pooled == {cell: (0.5, 8), second: (0.5, 8)}
+    effect = within(values, "a", 0.0)["a again"]
+    # Variances of 125 and 50 with 2 degrees each, and a mean difference of half their sum.
+    quantile = (effect.high - effect.mean) / math.sqrt((125 + 50) / 4)
+    assert quantile > stats.t.isf(0.025, 175**2 * 2 / (125**2 + 50**2))
+
+
+def test_a_baseline_whose_runs_diverge_is_noticed_beside_its_copy():
+    """Four cells, two seeds and ten times the deviation of three mixers."""
+    generator, noticed = np.random.default_rng(0), 0
+    for _ in range(400):
+        table = simulated(generator, hosts=2, sets=2)
+        runs = {cell: generator.normal(0, 10, (2, 2)).tolist() for cell in table["m0"]}
+        table |= {name: {cell: pair[place] for cell, pair in runs.items()}
+                  for place, name in enumerate(("m0", "m0 again"))}  # fmt: skip
+        noticed += {"m0", "m0 again"} <= set(estimate_errors(table).outliers)
+    assert noticed >= 0.9 * 400
+
+
 @pytest.mark.slow
 def test_a_mixer_whose_runs_diverge_claims_no_more_than_others():
     """Copies of the baseline, one of which deviates by 30: 5 % of tables, as without it."""

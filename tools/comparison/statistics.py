@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,6 +36,7 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from tools.comparison.answers import Answers
+from tools.comparison.plan import AGAIN
 
 Cell = tuple[str, str]  # host and data set
 Values = Mapping[str, Mapping[Cell, Sequence[float]]]  # mixer -> cell -> a value per seed
@@ -153,34 +154,49 @@ def estimate_errors(values: Values) -> Errors:
 
     A mixer stands apart by an F test: its variances over those of all others in their cells, on
     average, with the degrees of freedom of the cell that has the fewest. The one with the smallest
-    probability goes first; Bonferroni's correction is for the number of mixers.
+    probability goes first; Bonferroni's correction is for the number of mixers. The baseline and
+    its copy are one mixer here.
     """
-    squares: dict[str, dict[Cell, Variance]] = {mixer: {} for mixer in values}
-    for mixer, cells in values.items():
-        for cell, runs in cells.items():
-            if len(runs) >= FEWEST:
-                # From the first run, so that equal runs deviate by exactly 0.
-                deviation = np.asarray(runs, float) - runs[0]
-                deviation -= deviation.mean()
-                squares[mixer][cell] = float(deviation @ deviation), len(runs) - 1
+    networks: dict[str, list[str]] = {}
+    for mixer in values:
+        networks.setdefault(mixer.removesuffix(f" {AGAIN}"), []).append(mixer)
+    squares = {
+        network: _pool(_squares(values[mixer]) for mixer in mixers)
+        for network, mixers in networks.items()
+    }
     outliers: dict[str, dict[Cell, Variance]] = {}
-    pooled = _pool(squares)
+    pooled = _pool(squares.values())
     while len(squares) > FEWEST:
-        chances = {mixer: _chance(of_cells, pooled) for mixer, of_cells in squares.items()}
-        mixer = min(squares, key=lambda name: chances[name])
-        if chances[mixer] >= OUTLIER_LEVEL / len(values):
+        chances = {network: _chance(of_cells, pooled) for network, of_cells in squares.items()}
+        network = min(squares, key=lambda name: chances[name])
+        if chances[network] >= OUTLIER_LEVEL / len(networks):
             break
-        outliers[mixer] = {
-            cell: (square / n, n) for cell, (square, n) in squares.pop(mixer).items()
-        }
-        pooled = _pool(squares)
-    return Errors({cell: (square / n, n) for cell, (square, n) in pooled.items()}, outliers)
+        variances = _variances(squares.pop(network))
+        outliers |= dict.fromkeys(networks[network], variances)
+        pooled = _pool(squares.values())
+    return Errors(_variances(pooled), outliers)
 
 
-def _pool(squares: Mapping[str, Mapping[Cell, Variance]]) -> dict[Cell, Variance]:
+def _squares(cells: Mapping[Cell, Sequence[float]]) -> dict[Cell, Variance]:
+    """Return a mixer's sum of squares around its mean in each cell, and its degrees of freedom."""
+    squares: dict[Cell, Variance] = {}
+    for cell, runs in cells.items():
+        if len(runs) >= FEWEST:
+            # From the first run, so that equal runs deviate by exactly 0.
+            deviation = np.asarray(runs, float) - runs[0]
+            deviation -= deviation.mean()
+            squares[cell] = float(deviation @ deviation), len(runs) - 1
+    return squares
+
+
+def _variances(squares: Mapping[Cell, Variance]) -> dict[Cell, Variance]:
+    return {cell: (square / degrees, degrees) for cell, (square, degrees) in squares.items()}
+
+
+def _pool(squares: Iterable[Mapping[Cell, Variance]]) -> dict[Cell, Variance]:
     """Return the sum of squares of each cell, and its degrees of freedom."""
     pooled: dict[Cell, Variance] = {}
-    for of_mixer in squares.values():
+    for of_mixer in squares:
         for cell, (square, freedom) in of_mixer.items():
             before = pooled.get(cell, (0.0, 0))
             pooled[cell] = before[0] + square, before[1] + freedom
