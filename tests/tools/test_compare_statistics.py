@@ -170,6 +170,24 @@ def test_the_only_mixer_whose_runs_deviate_is_an_outlier():
     assert "runs of each mixer are equal" in effects["b"].reason
 
 
+def test_an_outlier_has_its_own_error_where_it_has_one_run():
+    first, second, third = ("h", "p"), ("h", "q"), ("h", "r")
+    values = {name: {first: [0.0, 0.1], second: [0.0, 0.1], third: [0.0]} for name in "abdefghi"}
+    values["c"] = {first: [0.0, 4.0, 8.0], second: [0.0], third: [0.0]}
+    errors = estimate_errors(values)
+    assert errors.outliers == {"c": {first: (16.0, 2)}}
+    assert [errors.of("c", cell) for cell in (first, second)] == [(16.0, 2), (16.0, 2)]
+    assert errors.of("a", second)[0] < 0.01
+    without_third = {name: {c: cells[c] for c in (first, second)} for name, cells in values.items()}
+    effect = within(without_third, "a", 0.5)["c"]
+    error = math.sqrt((16 / 3 + 16) / 4)  # with the 2 degrees of a single estimate
+    assert effect.p > 2 * stats.t.sf(effect.mean / error, 2) - 1e-3
+    assert effect.high - effect.mean > stats.t.isf(0.025, 2.01) * error
+    values["c"][third] = [0.0, 5.0]
+    reason = within(values, "a", 0.5)["c"].reason
+    assert reason.startswith("a cell has one run per mixer with the common error")
+
+
 def test_the_baseline_and_its_copy_have_one_error():
     cell, second = ("h", "p"), ("h", "q")
     values = {name: {cell: [0.0, 1.0], second: [0.0, 1.0]} for name in "bcdefghi"}

@@ -41,7 +41,7 @@ from tools.comparison.plan import AGAIN
 Cell = tuple[str, str]  # host and data set
 Values = Mapping[str, Mapping[Cell, Sequence[float]]]  # mixer -> cell -> a value per seed
 Verdict = Literal["better", "equivalent", "worse", "cannot tell"]
-Variance = tuple[float, int]  # with its degrees of freedom
+Variance = tuple[float, float]  # with its degrees of freedom
 LEVEL = 0.05  # of all comparisons of a table together
 OUTLIER_LEVEL = 0.01  # of all variances of a table together, to be outlying
 POWER = 0.8
@@ -107,7 +107,10 @@ def within(values: Values, baseline: str, region: float, sign: int = 1) -> dict[
             mean = _mean_difference(values[name], base, cells, sign)
             reason = "" if cells else "it has no cell in common with the baseline"
             if cells and not all(cell in errors.pooled for cell in cells):
-                reason = "a cell has one run per mixer, so that the seeds' deviation is unknown"
+                reason = (
+                    "a cell has one run per mixer with the common error, so that the seeds' "
+                    "deviation is unknown"
+                )
             effects[name] = Effect(mean, cells=len(cells), reason=reason)
             names += [] if reason else [name]
     if not names:
@@ -144,9 +147,15 @@ class Errors:
     outliers: dict[str, dict[Cell, Variance]]
 
     def of(self, mixer: str, cell: Cell) -> Variance:
-        """Return the variance of a mixer's runs in a cell; (NaN, 0) if it is unknown."""
-        pooled = self.pooled.get(cell, (math.nan, 0))
-        return self.outliers.get(mixer, {}).get(cell, pooled)
+        """Return the variance of a mixer's runs in a cell; (NaN, 0) if it is unknown.
+
+        An outlier without repeated runs in a cell gets the mean of its own variances.
+        """
+        if mixer not in self.outliers:
+            return self.pooled.get(cell, (math.nan, 0))
+        variances = self.outliers[mixer]
+        sums = [sum(v**power * n for v, n in variances.values()) for power in (0, 1, 2)]
+        return variances.get(cell, (sums[1] / sums[0], sums[1] ** 2 / sums[2]))
 
 
 def estimate_errors(values: Values) -> Errors:
@@ -208,7 +217,7 @@ def _chance(squares: Mapping[Cell, Variance], pooled: Mapping[Cell, Variance]) -
 
     It is 0 if the mixer alone deviates in a cell.
     """
-    ratio, freedom, fewest = 0.0, 0, math.inf
+    ratio, freedom, fewest = 0.0, 0.0, math.inf
     for cell, (square, degrees) in squares.items():
         rest, rest_degrees = pooled[cell][0] - square, pooled[cell][1] - degrees
         if rest_degrees and square > 0 >= rest:
@@ -233,9 +242,11 @@ def _covariance(
     values: Values, names: Sequence[str], baseline: str, errors: Errors
 ) -> tuple[NDArray[np.float64], list[float]]:
     """Return the covariance of the mean differences of mixers, and the degrees of each."""
-    cells, base = list(errors.pooled), values[baseline]
-    variances = np.array([[errors.of(name, cell) for cell in cells] for name in names])
-    shared = np.array([errors.of(baseline, cell) for cell in cells])
+    estimates, base = [errors.pooled, *errors.outliers.values()], values[baseline]
+    cells = list(dict.fromkeys(cell for variances in estimates for cell in variances))
+    # An unknown error has a weight of 0 in each mean.
+    variances = np.nan_to_num([[errors.of(name, cell) for cell in cells] for name in names])
+    shared = np.nan_to_num([errors.of(baseline, cell) for cell in cells])
     has_cell = np.array([[bool(values[n].get(c) and base.get(c)) for c in cells] for n in names])
     count = np.array([[len(values[name].get(cell, ())) for cell in cells] for name in names])
     base_count = np.array([len(base.get(cell, ())) for cell in cells])
@@ -245,13 +256,32 @@ def _covariance(
     covariance = (weight * of_base) @ weight.T + np.diag((weight**2 * of_mixer).sum(1))
     # Parts of one estimate are added before they are squared.
     is_pooled = (variances == shared).all(2)
-    base_part, mixer_part = weight**2 * of_base, weight**2 * of_mixer
-    together = (base_part + mixer_part) ** 2 / shared[:, 1]
-    separately = base_part**2 / shared[:, 1] + mixer_part**2 / variances[..., 1]
+    base_part = _move(weight**2 * of_base, cells, errors.outliers.get(baseline))
+    mixer_part = np.array([
+        _move(part, cells, errors.outliers.get(name))
+        for name, part in zip(names, weight**2 * of_mixer, strict=True)
+    ])  # fmt: skip
+    degrees, base_degrees = (np.maximum(array[..., 1], 1) for array in (variances, shared))
+    together = (base_part + mixer_part) ** 2 / base_degrees
+    separately = base_part**2 / base_degrees + mixer_part**2 / degrees
     spread = np.where(is_pooled, together, separately).sum(1)
     total = (base_part + mixer_part).sum(1)
     freedom = np.divide(total**2, spread, out=np.ones(len(names)), where=spread > 0)
     return covariance, freedom.tolist()
+
+
+def _move(
+    parts: NDArray[np.float64], cells: Sequence[Cell], outlier: Mapping[Cell, Variance] | None
+) -> NDArray[np.float64]:
+    """Return parts of a variance (..., cells) in the cells that their estimates are from.
+
+    An outlier without repeated runs in a cell has its estimate from its other cells.
+    """
+    if outlier is None:
+        return parts
+    squares = np.array([math.prod(outlier.get(cell, (0.0, 0))) for cell in cells])
+    borrowed = parts * [cell not in outlier for cell in cells]
+    return parts - borrowed + borrowed.sum(-1, keepdims=True) * squares / squares.sum()
 
 
 @functools.lru_cache(maxsize=64)
@@ -394,7 +424,7 @@ def visible_within(values: Values, baseline: str) -> float:
 
 
 def repeat_interval(
-    published: Sequence[float], repeats: int, variance: float, degrees: int, cells: int = 1
+    published: Sequence[float], repeats: int, variance: float, degrees: float, cells: int = 1
 ) -> tuple[float, float]:
     """Return where the mean of repeated runs is expected with 95 % in all cells together.
 
@@ -411,7 +441,7 @@ def repeat_interval(
     return mean - width, mean + width
 
 
-def seeds_interval(runs: Sequence[float], variance: float, degrees: int) -> tuple[float, float]:
+def seeds_interval(runs: Sequence[float], variance: float, degrees: float) -> tuple[float, float]:
     """Return the 95 % interval of a mean over runs, by the deviation of seeds alone.
 
     Args:
