@@ -46,7 +46,7 @@ from tools.comparison.register import (
     write_cell,
     write_registered,
 )
-from tools.comparison.statistics import estimate_errors, seeds_interval
+from tools.comparison.statistics import estimate_errors, interval
 from tools.comparison.table import failed_runs, make_table
 from tools.comparison.work import check_mixers, describe_plan, expected_deviation, show
 from tools.comparison.workers import make_workers
@@ -463,7 +463,7 @@ def test_intervals_use_answers_per_sample(tmp_path):
     values = {}
     for run in comparison.journal:
         values.setdefault(run.mixer, {}).setdefault(run.cell, []).append(run.value)
-    low, high = seeds_interval([0.0, 0.0], *estimate_errors(values).of(run.mixer, run.cell))
+    low, high = interval([0.0, 0.0], *estimate_errors(values).of(run.mixer, run.cell))
     assert widths[1] == pytest.approx(high - low, abs=0.02)
     assert widths[0] > widths[1]
 

@@ -15,7 +15,7 @@ from tools.comparison.statistics import (
     interval,
     judge,
     mean_ranks,
-    seeds_interval,
+    samples_interval,
     visible_by,
     visible_difference,
     within,
@@ -281,18 +281,20 @@ def test_equal_runs_conclude_nothing(value, seeds):
             assert effect.verdict == "cannot tell"
             assert reason in effect.reason
             assert math.isnan(effect.low)
-    assert all(map(math.isnan, seeds_interval([value] * seeds, 0.0, seeds - 1)))
+    assert all(map(math.isnan, interval([value] * seeds, 0.0, seeds - 1)))
 
 
-def test_intervals_resample_runs_then_samples():
+def test_intervals_add_seeds_and_samples_in_quadrature():
     generator = np.random.default_rng(0)
     answers = [(generator.random(523) < 0.5).astype(float) for _ in range(2)]
     equal = [answers[0], answers[0]]
     runs = [100 * float(row.mean()) for row in equal]
-    low, high = interval(runs, Means(equal, 100))
+    low, high = samples_interval(runs, Means(equal, 100))
     assert (high - low) / 2 == pytest.approx(196 * math.sqrt(0.25 / 523), rel=0.1)  # 4.3 points
-    both = interval([50.0, 52.0], Means(answers, 100))
-    assert both[0] < 51 - math.sqrt(2) < 51 + math.sqrt(2) < both[1]
+    mean, seeds = runs[0], stats.t.isf(0.025, 5) * 2 / math.sqrt(2)
+    assert interval(runs, 4.0, 5) == pytest.approx((mean - seeds, mean + seeds))
+    both = mean - math.hypot(seeds, mean - low), mean + math.hypot(seeds, high - mean)
+    assert interval(runs, 4.0, 5, Means(equal, 100)) == pytest.approx(both)
 
 
 def test_intervals_of_seeds_cover_the_mean_as_often_as_they_say():
@@ -302,11 +304,28 @@ def test_intervals_of_seeds_cover_the_mean_as_often_as_they_say():
     for _ in range(1_000):
         table = {name: {("h", "d"): generator.normal(70, 2, 2).tolist()} for name in "abcde"}
         variance, degrees = estimate_errors(table).of("a", ("h", "d"))
-        low, high = seeds_interval(table["a"]["h", "d"], variance, degrees)
+        low, high = interval(table["a"]["h", "d"], variance, degrees)
         covered += low < 70 < high
     assert degrees == 5
     assert covered == pytest.approx(950, abs=25)
-    assert all(map(math.isnan, seeds_interval([70.0], math.nan, 0)))
+    assert all(map(math.isnan, interval([70.0], math.nan, 0)))
+
+
+@pytest.mark.parametrize("samples", [1_000, 10_000, 100_000])
+def test_intervals_of_seeds_and_samples_cover_the_mean_as_often_as_they_say(samples):
+    """Two runs of each of five mixers: a deviation of 1 by seed, and samples of equal difficulty.
+
+    A run is right on a sample that is easy enough for it. The mean is over seeds and samples.
+    """
+    generator, tables, covered = np.random.default_rng(0), 400, 0
+    for _ in range(tables):
+        levels, difficulties = generator.normal(0.7, 0.01, (5, 2)), generator.random(samples)
+        right = (difficulties < levels[..., None]).astype(float)
+        table = {f"m{number}": {ALONE: runs} for number, runs in enumerate(100 * right.mean(2))}
+        error = estimate_errors(table).of("m0", ALONE)
+        low, high = interval(table["m0"][ALONE], *error, Means(list(right[0]), 100))
+        covered += low < 70 < high
+    assert covered / tables == pytest.approx(0.95, abs=0.025)
 
 
 def test_intervals_of_a_whole_set_resample_its_samples():
@@ -315,13 +334,13 @@ def test_intervals_of_a_whole_set_resample_its_samples():
     value = (generator.random(200) < 0.5).astype(float)
     counts = np.stack([value, np.ones(200)], 1)[:, :, None]
     mean = 100 * float(value.mean())
-    found, expected = (interval([mean], answers) for answers in (
+    found, expected = (samples_interval([mean], answers) for answers in (
         Shares([counts], 100), Means([value], 100)))  # fmt: skip
     assert found == pytest.approx(expected, abs=1.5)
     assert found[1] - found[0] > 10
     equal = np.tile(np.array([[3.0, 5.0, 0.0], [4.0, 10.0, 0.0]]), (20, 1, 1))
     assert mean_share(equal[0]) == pytest.approx(0.625)
-    assert interval([62.5], Shares([equal], 100)) == pytest.approx((62.5, 62.5))
+    assert samples_interval([62.5], Shares([equal], 100)) == pytest.approx((62.5, 62.5))
     parts = [generator.integers(0, 5, (30, 2, 3)).astype(float) for _ in range(2)]
     weights = generator.multinomial(30, np.full(30, 1 / 30), 4).astype(float)
     drawn = Shares(parts).measure(1, weights)

@@ -441,39 +441,38 @@ def repeat_interval(
     return mean - width, mean + width
 
 
-def seeds_interval(runs: Sequence[float], variance: float, degrees: float) -> tuple[float, float]:
-    """Return the 95 % interval of a mean over runs, by the deviation of seeds alone.
+def interval(
+    runs: Sequence[float], variance: float, degrees: float, answers: Answers | None = None
+) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over runs, by the deviation of seeds and test samples.
+
+    The widths of both are added in quadrature.
 
     Args:
         runs: The metric of each run.
         variance: Of runs, see ``Errors``.
         degrees: Its degrees of freedom; NaN is returned for 0.
+        answers: Of their test samples; None leaves the seeds alone.
     """
     if degrees < 1 or not variance:
         return math.nan, math.nan
     width = float(stats.t.isf(LEVEL / 2, degrees)) * math.sqrt(variance / len(runs))
     mean = float(np.mean(runs))
-    return mean - width, mean + width
+    low, high = samples_interval(runs, answers) if answers else (mean, mean)
+    return mean - math.hypot(width, mean - low), mean + math.hypot(width, high - mean)
 
 
-def interval(runs: Sequence[float], answers: Answers) -> tuple[float, float]:
-    """Return the 95 % interval of a mean over runs, by resampling runs, then test samples.
-
-    Deviations of runs are widened by sqrt(n / (n - 1)), because the deviation of n drawn runs is
-    too narrow by that.
+def samples_interval(runs: Sequence[float], answers: Answers) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over runs, by resampling the test samples of all runs.
 
     Args:
         runs: The metric of each run.
         answers: Of their test samples.
     """
-    count = len(runs)
-    generator = np.random.default_rng(SEED)
-    picks = generator.multinomial(count, np.full(count, 1 / count), answers.draws) / count
+    moves = answers.moves(np.random.default_rng(SEED))
+    low, high = np.nanquantile(moves, [LEVEL / 2, 1 - LEVEL / 2])
     mean = float(np.mean(runs))
-    widening = math.sqrt(count / (count - 1)) if count > 1 else 1.0
-    totals = mean + widening * (picks @ (np.asarray(runs, float) - mean))
-    low, high = np.nanquantile(totals + answers.moves(picks, generator), [0.025, 0.975])
-    return float(low), float(high)
+    return mean + float(low), mean + float(high)
 
 
 def mean_ranks(values: Values, sign: int = 1) -> dict[str, float]:

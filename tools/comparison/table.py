@@ -25,7 +25,6 @@ from tools.comparison.statistics import (
     estimate_errors,
     interval,
     mean_ranks,
-    seeds_interval,
     within,
 )
 
@@ -65,7 +64,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
 
     Args:
         comparison: Its plan and runs.
-        intervals: Resample runs and test samples for the intervals of the cells.
+        intervals: Resample test samples for the intervals of the cells.
     """
     plan, journal = comparison.plan, comparison.journal
     planned = {run.key[:5] for run in comparison.planned() if run.stage == "final"}
@@ -247,8 +246,7 @@ def _cell_record(
     low = high = math.nan
     if values and intervals:
         answers = read_answers(ours, plan.primary)
-        error = errors.of(label, cell.key)
-        ends = interval(values, answers) if answers else seeds_interval(values, *error)
+        ends = interval(values, *errors.of(label, cell.key), answers)
         low, high = np.clip(ends, *plan.bounds).tolist()
     notes = [cell.refused[label]] if label in cell.refused else []
     notes += cell.differing(label, plan) if network else []
