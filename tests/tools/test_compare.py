@@ -395,6 +395,22 @@ def test_a_missing_cell_and_a_failed_run_are_named(tmp_path):
     assert {record["runs"] for record in table.records} >= {8, 15, 16}
 
 
+def test_rows_with_failed_runs_are_marked(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1")
+    fill(comparison)
+    facts = {"status": "failed", "reason": "loss is NaN", "value": np.nan}
+    for run in list(comparison.journal):
+        if run.mixer == "random" or (run.mixer, run.seed) == ("glu", 1):
+            comparison.journal.add(run.model_copy(update=facts))
+    table = make_table(comparison)
+    marked = [record["mixer"] for record in table.records if "‡" in record["mixer"]]
+    assert marked == ["glu‡", "random‡"]
+    assert [line for line in table.notes if line.startswith("‡")] == [
+        "‡ glu: 1 of 2 runs in deit_t on sample_classification",
+        "‡ random: 0 of 2 runs in deit_t on sample_classification",
+    ]
+
+
 def test_a_row_that_a_budget_could_not_match_is_marked(tmp_path):
     for budget, marked in (("steps", []), ("macs", ["random"]), ("params", ["random"])):
         comparison = comparison_of(tmp_path, f"budget={budget}", f"name={budget}")

@@ -176,8 +176,8 @@ def _column(cell: CellPlan) -> str:
 def _marks(comparison: Comparison, label: str, values: dict[Cell, list[float]]) -> str:
     networks = [cell for cell in comparison.cells if label in cell.networks]
     unequal = any(cell.differing(label, comparison.plan) for cell in networks)
-    has_all = all(values.get(cell.key) for cell in comparison.cells)
-    return DAGGER * unequal + MISSING * (not has_all)
+    counts = [len(values.get(cell.key, ())) for cell in comparison.cells]
+    return DAGGER * unequal + MISSING * (min(counts) < comparison.plan.seeds)
 
 
 def _ends(effect: Effect | None) -> str | None:
@@ -307,8 +307,14 @@ def _notes(
             label, place = entry.label, _column(cell)
             if label in cell.refused:
                 lines.append(f"{MISSING} {label} does not fit {place}: {cell.refused[label]}")
-            elif differing := cell.differing(label, plan):
+                continue
+            if differing := cell.differing(label, plan):
                 lines.append(f"{DAGGER} {label} has in {place} {'; '.join(differing)}")
+            count = sum((run.mixer, run.cell) == (label, cell.key) for run in runs)
+            if count < plan.seeds:
+                lines.append(
+                    f"{MISSING} {label}: {count} of {counted(plan.seeds, 'run')} in {place}"
+                )
     lines += [f"failed: {run} ({run.reason})" for run in failed_runs(comparison)]
     lost = sum(not Path(run.folder).is_dir() for run in runs)
     if lost:
