@@ -813,6 +813,14 @@ def test_a_full_disk_stops_all_runs(tmp_path):
     assert caught.value.errno == errno.ENOSPC
 
 
+@pytest.mark.parametrize(
+    ("metric", "lowest"), [("matthews", -100.0), ("score", -100.0), ("accuracy", 0.0)]
+)
+def test_correlations_may_be_negative(tmp_path, metric, lowest):
+    plan = plan_of(tmp_path, "task=glue", "data=sample_glue", "host=bert", f"metric={metric}")
+    assert plan.bounds == (lowest, 100.0)
+
+
 def test_a_metric_of_1_at_most_has_half_a_point_too(tmp_path):
     words = ("task=detection", "data=sample_detection", "host=swin_t", "rates=1")
     plan = plan_of(tmp_path, *words)
