@@ -133,6 +133,24 @@ def test_a_planted_difference_is_seen_as_often_as_the_power_says():
     assert share == pytest.approx(0.8, abs=0.08)
 
 
+@pytest.mark.slow
+def test_a_planted_difference_is_seen_in_a_small_table():
+    effect, generator = visible_difference(3, 4, 2), np.random.default_rng(1)
+    sizes = {"mixers": 4, "hosts": 2, "sets": 2, "effect": effect}
+    tables = [simulated(generator, **sizes) for _ in range(1_000)]
+    share = np.mean([within(t, "m0", 0.0)["m1"].verdict == "better" for t in tables])
+    assert share == pytest.approx(0.8, abs=0.025)
+
+
+def test_the_visible_difference_expects_the_degrees_of_estimated_variances():
+    """Four rows, four cells and two seeds: variances with 4 degrees in each cell."""
+    variances = np.random.default_rng(0).chisquare(4, (10_000, 4)) / 4
+    degrees = float(np.mean(variances.sum(1) ** 2 / (variances**2 / 4).sum(1)))
+    assert degrees == pytest.approx(12.5, abs=0.2)
+    expected = visible_by(3, 2 / 8, degrees)
+    assert visible_difference(3, 4, 2) == pytest.approx(expected, rel=0.01)
+
+
 def unsteady(generator, **options):
     """A simulated table in which the runs of m2 deviate by 30."""
     table = simulated(generator, **options)

@@ -372,13 +372,17 @@ def _cluster_effect(differences: Mapping[Cell, float], comparisons: int, region:
 def visible_difference(mixers: int, cells: int, seeds: int, power: float = POWER) -> float:
     """Return the smallest difference that a plan finds, in deviations of a seed.
 
+    Its degrees of freedom are those that Satterthwaite's formula gives for estimated variances that
+    are truly equal: the ratio of the means of its numerator and denominator.
+
     Args:
         mixers: Mixers besides the baseline.
         cells: Hosts times data sets.
         seeds: Runs of each mixer in each cell.
         power: Probability with which a mixer of this difference gets its verdict.
     """
-    degrees = (mixers + 1) * cells * (seeds - 1)
+    of_cell = (mixers + 1) * (seeds - 1)
+    degrees = of_cell * (of_cell * cells + 2) / (of_cell + 2)
     return visible_by(mixers, 2 / (cells * seeds), degrees, power)
 
 
