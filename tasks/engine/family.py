@@ -34,6 +34,7 @@ class Metric:
         published: Its name in configs/published; empty if absent there.
         scale: Divisor that converts the published value to our unit.
         data_set: The test set that yields it, for a family evaluated on several at once.
+        lowest: Its lowest value, in our unit.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Metric:
     published: str = ""
     scale: float = 1
     data_set: str = ""
+    lowest: float = 0.0
 
 
 @dataclass(frozen=True)

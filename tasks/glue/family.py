@@ -25,8 +25,11 @@ FAMILY = Family(
     exact_inputs=True,
     targets=("classes",),
     metrics=(
-        Metric("score", "GLUE's score in %", published="glue"),
-        *(Metric(name, title) for name, title in METRICS.items()),
+        Metric("score", "GLUE's score in %", published="glue", lowest=-100.0),
+        *(
+            Metric(name, title, lowest=-100.0 if "correlation" in title else 0.0)
+            for name, title in METRICS.items()
+        ),
         Metric("mismatched", "accuracy on mismatched MNLI in %"),
     ),
     monitor="score",

@@ -48,7 +48,7 @@ from tools.comparison.register import (
     register,
     write_cell,
 )
-from tools.comparison.statistics import estimate_errors, seeds_interval
+from tools.comparison.statistics import estimate_errors, interval
 from tools.comparison.table import failed_runs, make_table
 from tools.comparison.work import check_mixers, describe_plan, expected_deviation, show
 from tools.comparison.workers import make_workers
@@ -397,6 +397,22 @@ def test_a_missing_cell_and_a_failed_run_are_named(tmp_path):
     assert {record["runs"] for record in table.records} >= {8, 15, 16}
 
 
+def test_rows_with_failed_runs_are_marked(tmp_path):
+    comparison = comparison_of(tmp_path, "rates=1")
+    fill(comparison)
+    facts = {"status": "failed", "reason": "loss is NaN", "value": np.nan}
+    for run in list(comparison.journal):
+        if run.mixer == "random" or (run.mixer, run.seed) == ("glu", 1):
+            comparison.journal.add(run.model_copy(update=facts))
+    table = make_table(comparison)
+    marked = [record["mixer"] for record in table.records if "‡" in record["mixer"]]
+    assert marked == ["glu‡", "random‡"]
+    assert [line for line in table.notes if line.startswith("‡")] == [
+        "‡ glu: 1 of 2 runs in deit_t on sample_classification",
+        "‡ random: 0 of 2 runs in deit_t on sample_classification",
+    ]
+
+
 def test_a_row_that_a_budget_could_not_match_is_marked(tmp_path):
     for budget, marked in (("steps", []), ("macs", ["random"]), ("params", ["random"])):
         comparison = comparison_of(tmp_path, f"budget={budget}", f"name={budget}")
@@ -465,7 +481,7 @@ def test_intervals_use_answers_per_sample(tmp_path):
     values = {}
     for run in comparison.journal:
         values.setdefault(run.mixer, {}).setdefault(run.cell, []).append(run.value)
-    low, high = seeds_interval([0.0, 0.0], *estimate_errors(values).of(run.mixer, run.cell))
+    low, high = interval([0.0, 0.0], *estimate_errors(values).of(run.mixer, run.cell))
     assert widths[1] == pytest.approx(high - low, abs=0.02)
     assert widths[0] > widths[1]
 
@@ -904,6 +920,14 @@ def test_a_full_disk_stops_all_runs(tmp_path):
     with pytest.raises(OSError, match=r"ffn in .* stopped: No space left") as caught:
         comparison._result(next(comparison.planned()), 2, log)
     assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize(
+    ("metric", "lowest"), [("matthews", -100.0), ("score", -100.0), ("accuracy", 0.0)]
+)
+def test_correlations_may_be_negative(tmp_path, metric, lowest):
+    plan = plan_of(tmp_path, "task=glue", "data=sample_glue", "host=bert", f"metric={metric}")
+    assert plan.bounds == (lowest, 100.0)
 
 
 def test_a_metric_of_1_at_most_has_half_a_point_too(tmp_path):

@@ -15,7 +15,7 @@ from tools.comparison.statistics import (
     interval,
     judge,
     mean_ranks,
-    seeds_interval,
+    samples_interval,
     visible_by,
     visible_difference,
     within,
@@ -133,6 +133,24 @@ def test_a_planted_difference_is_seen_as_often_as_the_power_says():
     assert share == pytest.approx(0.8, abs=0.08)
 
 
+@pytest.mark.slow
+def test_a_planted_difference_is_seen_in_a_small_table():
+    effect, generator = visible_difference(3, 4, 2), np.random.default_rng(1)
+    sizes = {"mixers": 4, "hosts": 2, "sets": 2, "effect": effect}
+    tables = [simulated(generator, **sizes) for _ in range(1_000)]
+    share = np.mean([within(t, "m0", 0.0)["m1"].verdict == "better" for t in tables])
+    assert share == pytest.approx(0.8, abs=0.025)
+
+
+def test_the_visible_difference_expects_the_degrees_of_estimated_variances():
+    """Four rows, four cells and two seeds: variances with 4 degrees in each cell."""
+    variances = np.random.default_rng(0).chisquare(4, (10_000, 4)) / 4
+    degrees = float(np.mean(variances.sum(1) ** 2 / (variances**2 / 4).sum(1)))
+    assert degrees == pytest.approx(12.5, abs=0.2)
+    expected = visible_by(3, 2 / 8, degrees)
+    assert visible_difference(3, 4, 2) == pytest.approx(expected, rel=0.01)
+
+
 def unsteady(generator, **options):
     """A simulated table in which the runs of m2 deviate by 30."""
     table = simulated(generator, **options)
@@ -157,6 +175,62 @@ def test_a_mixer_whose_runs_diverge_leaves_the_error_of_the_others():
     assert after["c"].high - after["c"].mean > 12 * math.sqrt((800 + 2) / 2 / 4)
     assert after["c"].verdict == "cannot tell"
     assert within({"a": values["a"], "c": values["c"]}, "a", 0.0)["c"].verdict == "cannot tell"
+
+
+def test_the_only_mixer_whose_runs_deviate_is_an_outlier():
+    values = {name: {ALONE: [33.3, 33.3]} for name in "abcd"}
+    values["identity"] = {ALONE: [0.0, 33.3]}
+    errors = estimate_errors(values)
+    assert list(errors.outliers) == ["identity"]
+    assert errors.pooled == {ALONE: (0.0, 4)}
+    effects = within(values, "a", 0.5)
+    assert effects["identity"].high - effects["identity"].low > 30
+    assert "runs of each mixer are equal" in effects["b"].reason
+
+
+def test_an_outlier_has_its_own_error_where_it_has_one_run():
+    first, second, third = ("h", "p"), ("h", "q"), ("h", "r")
+    values = {name: {first: [0.0, 0.1], second: [0.0, 0.1], third: [0.0]} for name in "abdefghi"}
+    values["c"] = {first: [0.0, 4.0, 8.0], second: [0.0], third: [0.0]}
+    errors = estimate_errors(values)
+    assert errors.outliers == {"c": {first: (16.0, 2)}}
+    assert [errors.of("c", cell) for cell in (first, second)] == [(16.0, 2), (16.0, 2)]
+    assert errors.of("a", second)[0] < 0.01
+    without_third = {name: {c: cells[c] for c in (first, second)} for name, cells in values.items()}
+    effect = within(without_third, "a", 0.5)["c"]
+    error = math.sqrt((16 / 3 + 16) / 4)  # with the 2 degrees of a single estimate
+    assert effect.p > 2 * stats.t.sf(effect.mean / error, 2) - 1e-3
+    assert effect.high - effect.mean > stats.t.isf(0.025, 2.01) * error
+    values["c"][third] = [0.0, 5.0]
+    reason = within(values, "a", 0.5)["c"].reason
+    assert reason.startswith("a cell has one run per mixer with the common error")
+
+
+def test_the_baseline_and_its_copy_have_one_error():
+    cell, second = ("h", "p"), ("h", "q")
+    values = {name: {cell: [0.0, 1.0], second: [0.0, 1.0]} for name in "bcdefghi"}
+    values["a"] = {cell: [0.0, 10.0], second: [0.0, 10.0]}
+    values["a again"] = {cell: [0.0, 20.0], second: [0.0, 10.0]}
+    errors = estimate_errors(values)
+    assert set(errors.outliers) == {"a", "a again"}
+    assert errors.of("a", cell) == errors.of("a again", cell) == (125.0, 2)
+    assert errors.pooled == {cell: (0.5, 8), second: (0.5, 8)}
+    effect = within(values, "a", 0.0)["a again"]
+    # Variances of 125 and 50 with 2 degrees each, and a mean difference of half their sum.
+    quantile = (effect.high - effect.mean) / math.sqrt((125 + 50) / 4)
+    assert quantile > stats.t.isf(0.025, 175**2 * 2 / (125**2 + 50**2))
+
+
+def test_a_baseline_whose_runs_diverge_is_noticed_beside_its_copy():
+    """Four cells, two seeds and ten times the deviation of three mixers."""
+    generator, noticed = np.random.default_rng(0), 0
+    for _ in range(400):
+        table = simulated(generator, hosts=2, sets=2)
+        runs = {cell: generator.normal(0, 10, (2, 2)).tolist() for cell in table["m0"]}
+        table |= {name: {cell: pair[place] for cell, pair in runs.items()}
+                  for place, name in enumerate(("m0", "m0 again"))}  # fmt: skip
+        noticed += {"m0", "m0 again"} <= set(estimate_errors(table).outliers)
+    assert noticed >= 0.9 * 400
 
 
 @pytest.mark.slow
@@ -225,18 +299,20 @@ def test_equal_runs_conclude_nothing(value, seeds):
             assert effect.verdict == "cannot tell"
             assert reason in effect.reason
             assert math.isnan(effect.low)
-    assert all(map(math.isnan, seeds_interval([value] * seeds, 0.0, seeds - 1)))
+    assert all(map(math.isnan, interval([value] * seeds, 0.0, seeds - 1)))
 
 
-def test_intervals_resample_runs_then_samples():
+def test_intervals_add_seeds_and_samples_in_quadrature():
     generator = np.random.default_rng(0)
     answers = [(generator.random(523) < 0.5).astype(float) for _ in range(2)]
     equal = [answers[0], answers[0]]
     runs = [100 * float(row.mean()) for row in equal]
-    low, high = interval(runs, Means(equal, 100))
+    low, high = samples_interval(runs, Means(equal, 100))
     assert (high - low) / 2 == pytest.approx(196 * math.sqrt(0.25 / 523), rel=0.1)  # 4.3 points
-    both = interval([50.0, 52.0], Means(answers, 100))
-    assert both[0] < 51 - math.sqrt(2) < 51 + math.sqrt(2) < both[1]
+    mean, seeds = runs[0], stats.t.isf(0.025, 5) * 2 / math.sqrt(2)
+    assert interval(runs, 4.0, 5) == pytest.approx((mean - seeds, mean + seeds))
+    both = mean - math.hypot(seeds, mean - low), mean + math.hypot(seeds, high - mean)
+    assert interval(runs, 4.0, 5, Means(equal, 100)) == pytest.approx(both)
 
 
 def test_intervals_of_seeds_cover_the_mean_as_often_as_they_say():
@@ -246,11 +322,28 @@ def test_intervals_of_seeds_cover_the_mean_as_often_as_they_say():
     for _ in range(1_000):
         table = {name: {("h", "d"): generator.normal(70, 2, 2).tolist()} for name in "abcde"}
         variance, degrees = estimate_errors(table).of("a", ("h", "d"))
-        low, high = seeds_interval(table["a"]["h", "d"], variance, degrees)
+        low, high = interval(table["a"]["h", "d"], variance, degrees)
         covered += low < 70 < high
     assert degrees == 5
     assert covered == pytest.approx(950, abs=25)
-    assert all(map(math.isnan, seeds_interval([70.0], math.nan, 0)))
+    assert all(map(math.isnan, interval([70.0], math.nan, 0)))
+
+
+@pytest.mark.parametrize("samples", [1_000, 10_000, 100_000])
+def test_intervals_of_seeds_and_samples_cover_the_mean_as_often_as_they_say(samples):
+    """Two runs of each of five mixers: a deviation of 1 by seed, and samples of equal difficulty.
+
+    A run is right on a sample that is easy enough for it. The mean is over seeds and samples.
+    """
+    generator, tables, covered = np.random.default_rng(0), 400, 0
+    for _ in range(tables):
+        levels, difficulties = generator.normal(0.7, 0.01, (5, 2)), generator.random(samples)
+        right = (difficulties < levels[..., None]).astype(float)
+        table = {f"m{number}": {ALONE: runs} for number, runs in enumerate(100 * right.mean(2))}
+        error = estimate_errors(table).of("m0", ALONE)
+        low, high = interval(table["m0"][ALONE], *error, Means(list(right[0]), 100))
+        covered += low < 70 < high
+    assert covered / tables == pytest.approx(0.95, abs=0.025)
 
 
 def test_intervals_of_a_whole_set_resample_its_samples():
@@ -259,13 +352,13 @@ def test_intervals_of_a_whole_set_resample_its_samples():
     value = (generator.random(200) < 0.5).astype(float)
     counts = np.stack([value, np.ones(200)], 1)[:, :, None]
     mean = 100 * float(value.mean())
-    found, expected = (interval([mean], answers) for answers in (
+    found, expected = (samples_interval([mean], answers) for answers in (
         Shares([counts], 100), Means([value], 100)))  # fmt: skip
     assert found == pytest.approx(expected, abs=1.5)
     assert found[1] - found[0] > 10
     equal = np.tile(np.array([[3.0, 5.0, 0.0], [4.0, 10.0, 0.0]]), (20, 1, 1))
     assert mean_share(equal[0]) == pytest.approx(0.625)
-    assert interval([62.5], Shares([equal], 100)) == pytest.approx((62.5, 62.5))
+    assert samples_interval([62.5], Shares([equal], 100)) == pytest.approx((62.5, 62.5))
     parts = [generator.integers(0, 5, (30, 2, 3)).astype(float) for _ in range(2)]
     weights = generator.multinomial(30, np.full(30, 1 / 30), 4).astype(float)
     drawn = Shares(parts).measure(1, weights)

@@ -22,7 +22,7 @@ from tests.runs import run_shared
 from tests.whole_graphs import WORDS
 from tools import export
 from tools.comparison.answers import Means
-from tools.comparison.statistics import interval
+from tools.comparison.statistics import samples_interval
 from tools.exports.checked_files import open_onnx, save_onnx
 from tools.exports.int8 import Measured, judge, write_int8
 from tools.exports.int8_graph import cosines, network_layers, quantise
@@ -86,7 +86,7 @@ def agreement(path, samples):
             right.append((exact.argmax(1) == rounded.argmax(1))[is_sure])
         right = np.concatenate(right)
         loss = 100 * float(1 - right.mean())
-        low, high = interval([loss], Means([1.0 - right], 100))
+        low, high = samples_interval([loss], Means([1.0 - right], 100))
         verdict = judge(samples, loss, low, high)
         return Measured(
             "top1", 100.0, 100 - loss, loss, low, high, samples, verdict, layers, tuple(kept)
@@ -276,7 +276,7 @@ def test_paired_metrics_equal_those_of_all_samples(name):
 
 def test_the_interval_is_that_of_the_samples_answers():
     pair, (before, after), (first, second) = pair_of("accuracy")
-    low, high = interval([after - before], Means([second - first], 100))
+    low, high = samples_interval([after - before], Means([second - first], 100))
     assert pair.high - pair.low == pytest.approx(high - low, rel=0.35)
     assert (pair.high + pair.low) / 2 == pytest.approx((high + low) / 2, abs=0.2)
 

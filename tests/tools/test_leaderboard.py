@@ -20,7 +20,7 @@ from tools.comparison.cells import CellPlan, compose_run
 from tools.comparison.leaderboard import publish, read_leaderboard
 from tools.comparison.plan import read_plan
 from tools.comparison.register import write_registered
-from tools.comparison.statistics import repeat_interval, visible_difference, visible_within
+from tools.comparison.statistics import repeat_interval, visible_by, visible_within
 from tools.comparison.table import make_table
 from tools.comparison.verify import verify
 
@@ -312,10 +312,10 @@ def test_repeated_runs_fall_into_their_interval_as_often_as_it_says():
     assert inside / 2_000 == pytest.approx(0.95, abs=0.015)
 
 
-def test_the_visible_difference_of_a_whole_table_is_that_of_its_plan():
+def test_the_visible_difference_of_a_table_is_that_of_its_errors():
     cells = [("h", "a"), ("h", "b")]
     values = {f"m{number}": {cell: [70.0, 72.0] for cell in cells} for number in range(5)}
-    expected = visible_difference(4, 2, 2) * 2**0.5
+    expected = visible_by(4, 2 / 4, 10) * 2**0.5
     assert visible_within(values, "m0") == pytest.approx(expected)
 
 

@@ -29,13 +29,12 @@ class Answers(ABC):
     draws = 2_000
 
     @abstractmethod
-    def moves(self, picks: Floats, generator: np.random.Generator) -> Floats:
+    def moves(self, generator: np.random.Generator) -> Floats:
         """Draw the samples again, and return how far the mean metric of the runs moves (draws,).
 
         It is NaN where the drawn samples lack the metric.
 
         Args:
-            picks: The share of each run in each draw (draws, runs).
             generator: Draws the samples, which are the same for all runs.
         """
 
@@ -51,16 +50,14 @@ class Means(Answers):
     def __init__(self, rows: Sequence[Floats], scale: float = 1.0) -> None:
         self.table, self.scale = np.stack([np.asarray(row, float) for row in rows]), scale
 
-    def moves(self, picks: Floats, generator: np.random.Generator) -> Floats:
-        """Draw samples of equal answers together: right and wrong ones are few patterns."""
-        samples = self.table.shape[1]
-        patterns, counts = np.unique(
-            self.table - self.table.mean(1, keepdims=True), axis=1, return_counts=True
-        )
+    def moves(self, generator: np.random.Generator) -> Floats:
+        """Draw samples of equal answers together: right and wrong ones are few values."""
+        means = self.table.mean(0)
+        values, counts = np.unique(means - means.mean(), return_counts=True)
         parts = []
-        for part in np.array_split(picks, -(-len(picks) * len(counts) // MOST)):
-            weights = generator.multinomial(samples, counts / samples, len(part))
-            parts.append(self.scale * ((weights @ patterns.T) * part).sum(1) / samples)
+        for part in np.array_split(range(self.draws), -(-self.draws * len(counts) // MOST)):
+            weights = generator.multinomial(len(means), counts / len(means), len(part))
+            parts.append(self.scale * (weights @ values) / len(means))
         return np.concatenate(parts)
 
 
@@ -82,13 +79,13 @@ class SetAnswers(Answers):
     def measure(self, run: int, weights: Floats) -> Floats:
         """Return the metric of a run (draws,), of samples that occur so often (draws, N)."""
 
-    def moves(self, picks: Floats, generator: np.random.Generator) -> Floats:
+    def moves(self, generator: np.random.Generator) -> Floats:
         """Draw the samples and measure the runs again."""
         shares = np.full(self.samples, 1 / self.samples)
-        weights = generator.multinomial(self.samples, shares, len(picks)).astype(float)
+        weights = generator.multinomial(self.samples, shares, self.draws).astype(float)
         weights = np.concatenate([np.ones((1, self.samples)), weights])
         metrics = np.stack([self.measure(run, weights) for run in range(self.runs)], 1)
-        return self.scale * ((metrics[1:] - metrics[0]) * picks).sum(1)
+        return self.scale * (metrics[1:] - metrics[0]).mean(1)
 
 
 class Shares(SetAnswers):

@@ -182,7 +182,9 @@ class Plan(BaseModel):
     @property
     def bounds(self) -> tuple[float, float]:
         """Return the lowest and the highest value of the primary metric."""
-        return (-math.inf, math.inf) if self._most is None else (0.0, self._most)
+        if self._most is None:
+            return -math.inf, math.inf
+        return self.family.metric(self.primary).lowest, self._most
 
     @property
     def _most(self) -> float | None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,11 +36,12 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from tools.comparison.answers import Answers
+from tools.comparison.plan import AGAIN
 
 Cell = tuple[str, str]  # host and data set
 Values = Mapping[str, Mapping[Cell, Sequence[float]]]  # mixer -> cell -> a value per seed
 Verdict = Literal["better", "equivalent", "worse", "cannot tell"]
-Variance = tuple[float, int]  # with its degrees of freedom
+Variance = tuple[float, float]  # with its degrees of freedom
 LEVEL = 0.05  # of all comparisons of a table together
 OUTLIER_LEVEL = 0.01  # of all variances of a table together, to be outlying
 POWER = 0.8
@@ -106,7 +107,10 @@ def within(values: Values, baseline: str, region: float, sign: int = 1) -> dict[
             mean = _mean_difference(values[name], base, cells, sign)
             reason = "" if cells else "it has no cell in common with the baseline"
             if cells and not all(cell in errors.pooled for cell in cells):
-                reason = "a cell has one run per mixer, so that the seeds' deviation is unknown"
+                reason = (
+                    "a cell has one run per mixer with the common error, so that the seeds' "
+                    "deviation is unknown"
+                )
             effects[name] = Effect(mean, cells=len(cells), reason=reason)
             names += [] if reason else [name]
     if not names:
@@ -143,9 +147,15 @@ class Errors:
     outliers: dict[str, dict[Cell, Variance]]
 
     def of(self, mixer: str, cell: Cell) -> Variance:
-        """Return the variance of a mixer's runs in a cell; (NaN, 0) if it is unknown."""
-        pooled = self.pooled.get(cell, (math.nan, 0))
-        return self.outliers.get(mixer, {}).get(cell, pooled)
+        """Return the variance of a mixer's runs in a cell; (NaN, 0) if it is unknown.
+
+        An outlier without repeated runs in a cell gets the mean of its own variances.
+        """
+        if mixer not in self.outliers:
+            return self.pooled.get(cell, (math.nan, 0))
+        variances = self.outliers[mixer]
+        sums = [sum(v**power * n for v, n in variances.values()) for power in (0, 1, 2)]
+        return variances.get(cell, (sums[1] / sums[0], sums[1] ** 2 / sums[2]))
 
 
 def estimate_errors(values: Values) -> Errors:
@@ -153,34 +163,49 @@ def estimate_errors(values: Values) -> Errors:
 
     A mixer stands apart by an F test: its variances over those of all others in their cells, on
     average, with the degrees of freedom of the cell that has the fewest. The one with the smallest
-    probability goes first; Bonferroni's correction is for the number of mixers.
+    probability goes first; Bonferroni's correction is for the number of mixers. The baseline and
+    its copy are one mixer here.
     """
-    squares: dict[str, dict[Cell, Variance]] = {mixer: {} for mixer in values}
-    for mixer, cells in values.items():
-        for cell, runs in cells.items():
-            if len(runs) >= FEWEST:
-                # From the first run, so that equal runs deviate by exactly 0.
-                deviation = np.asarray(runs, float) - runs[0]
-                deviation -= deviation.mean()
-                squares[mixer][cell] = float(deviation @ deviation), len(runs) - 1
+    networks: dict[str, list[str]] = {}
+    for mixer in values:
+        networks.setdefault(mixer.removesuffix(f" {AGAIN}"), []).append(mixer)
+    squares = {
+        network: _pool(_squares(values[mixer]) for mixer in mixers)
+        for network, mixers in networks.items()
+    }
     outliers: dict[str, dict[Cell, Variance]] = {}
-    pooled = _pool(squares)
+    pooled = _pool(squares.values())
     while len(squares) > FEWEST:
-        chances = {mixer: _chance(of_cells, pooled) for mixer, of_cells in squares.items()}
-        mixer = min(squares, key=lambda name: chances[name])
-        if chances[mixer] >= OUTLIER_LEVEL / len(values):
+        chances = {network: _chance(of_cells, pooled) for network, of_cells in squares.items()}
+        network = min(squares, key=lambda name: chances[name])
+        if chances[network] >= OUTLIER_LEVEL / len(networks):
             break
-        outliers[mixer] = {
-            cell: (square / n, n) for cell, (square, n) in squares.pop(mixer).items()
-        }
-        pooled = _pool(squares)
-    return Errors({cell: (square / n, n) for cell, (square, n) in pooled.items()}, outliers)
+        variances = _variances(squares.pop(network))
+        outliers |= dict.fromkeys(networks[network], variances)
+        pooled = _pool(squares.values())
+    return Errors(_variances(pooled), outliers)
 
 
-def _pool(squares: Mapping[str, Mapping[Cell, Variance]]) -> dict[Cell, Variance]:
+def _squares(cells: Mapping[Cell, Sequence[float]]) -> dict[Cell, Variance]:
+    """Return a mixer's sum of squares around its mean in each cell, and its degrees of freedom."""
+    squares: dict[Cell, Variance] = {}
+    for cell, runs in cells.items():
+        if len(runs) >= FEWEST:
+            # From the first run, so that equal runs deviate by exactly 0.
+            deviation = np.asarray(runs, float) - runs[0]
+            deviation -= deviation.mean()
+            squares[cell] = float(deviation @ deviation), len(runs) - 1
+    return squares
+
+
+def _variances(squares: Mapping[Cell, Variance]) -> dict[Cell, Variance]:
+    return {cell: (square / degrees, degrees) for cell, (square, degrees) in squares.items()}
+
+
+def _pool(squares: Iterable[Mapping[Cell, Variance]]) -> dict[Cell, Variance]:
     """Return the sum of squares of each cell, and its degrees of freedom."""
     pooled: dict[Cell, Variance] = {}
-    for of_mixer in squares.values():
+    for of_mixer in squares:
         for cell, (square, freedom) in of_mixer.items():
             before = pooled.get(cell, (0.0, 0))
             pooled[cell] = before[0] + square, before[1] + freedom
@@ -188,10 +213,15 @@ def _pool(squares: Mapping[str, Mapping[Cell, Variance]]) -> dict[Cell, Variance
 
 
 def _chance(squares: Mapping[Cell, Variance], pooled: Mapping[Cell, Variance]) -> float:
-    """Return the probability of a mixer's variances if they are those of all others."""
-    ratio, freedom, fewest = 0.0, 0, math.inf
+    """Return the probability of a mixer's variances if they are those of all others.
+
+    It is 0 if the mixer alone deviates in a cell.
+    """
+    ratio, freedom, fewest = 0.0, 0.0, math.inf
     for cell, (square, degrees) in squares.items():
         rest, rest_degrees = pooled[cell][0] - square, pooled[cell][1] - degrees
+        if rest_degrees and square > 0 >= rest:
+            return 0.0
         if rest_degrees and rest > 0:
             ratio += square / (rest / rest_degrees)
             freedom, fewest = freedom + degrees, min(fewest, rest_degrees)
@@ -212,9 +242,11 @@ def _covariance(
     values: Values, names: Sequence[str], baseline: str, errors: Errors
 ) -> tuple[NDArray[np.float64], list[float]]:
     """Return the covariance of the mean differences of mixers, and the degrees of each."""
-    cells, base = list(errors.pooled), values[baseline]
-    variances = np.array([[errors.of(name, cell) for cell in cells] for name in names])
-    shared = np.array([errors.of(baseline, cell) for cell in cells])
+    estimates, base = [errors.pooled, *errors.outliers.values()], values[baseline]
+    cells = list(dict.fromkeys(cell for variances in estimates for cell in variances))
+    # An unknown error has a weight of 0 in each mean.
+    variances = np.nan_to_num([[errors.of(name, cell) for cell in cells] for name in names])
+    shared = np.nan_to_num([errors.of(baseline, cell) for cell in cells])
     has_cell = np.array([[bool(values[n].get(c) and base.get(c)) for c in cells] for n in names])
     count = np.array([[len(values[name].get(cell, ())) for cell in cells] for name in names])
     base_count = np.array([len(base.get(cell, ())) for cell in cells])
@@ -224,13 +256,32 @@ def _covariance(
     covariance = (weight * of_base) @ weight.T + np.diag((weight**2 * of_mixer).sum(1))
     # Parts of one estimate are added before they are squared.
     is_pooled = (variances == shared).all(2)
-    base_part, mixer_part = weight**2 * of_base, weight**2 * of_mixer
-    together = (base_part + mixer_part) ** 2 / shared[:, 1]
-    separately = base_part**2 / shared[:, 1] + mixer_part**2 / variances[..., 1]
+    base_part = _move(weight**2 * of_base, cells, errors.outliers.get(baseline))
+    mixer_part = np.array([
+        _move(part, cells, errors.outliers.get(name))
+        for name, part in zip(names, weight**2 * of_mixer, strict=True)
+    ])  # fmt: skip
+    degrees, base_degrees = (np.maximum(array[..., 1], 1) for array in (variances, shared))
+    together = (base_part + mixer_part) ** 2 / base_degrees
+    separately = base_part**2 / base_degrees + mixer_part**2 / degrees
     spread = np.where(is_pooled, together, separately).sum(1)
     total = (base_part + mixer_part).sum(1)
     freedom = np.divide(total**2, spread, out=np.ones(len(names)), where=spread > 0)
     return covariance, freedom.tolist()
+
+
+def _move(
+    parts: NDArray[np.float64], cells: Sequence[Cell], outlier: Mapping[Cell, Variance] | None
+) -> NDArray[np.float64]:
+    """Return parts of a variance (..., cells) in the cells that their estimates are from.
+
+    An outlier without repeated runs in a cell has its estimate from its other cells.
+    """
+    if outlier is None:
+        return parts
+    squares = np.array([math.prod(outlier.get(cell, (0.0, 0))) for cell in cells])
+    borrowed = parts * [cell not in outlier for cell in cells]
+    return parts - borrowed + borrowed.sum(-1, keepdims=True) * squares / squares.sum()
 
 
 @functools.lru_cache(maxsize=64)
@@ -321,13 +372,17 @@ def _cluster_effect(differences: Mapping[Cell, float], comparisons: int, region:
 def visible_difference(mixers: int, cells: int, seeds: int, power: float = POWER) -> float:
     """Return the smallest difference that a plan finds, in deviations of a seed.
 
+    Its degrees of freedom are those that Satterthwaite's formula gives for estimated variances that
+    are truly equal: the ratio of the means of its numerator and denominator.
+
     Args:
         mixers: Mixers besides the baseline.
         cells: Hosts times data sets.
         seeds: Runs of each mixer in each cell.
         power: Probability with which a mixer of this difference gets its verdict.
     """
-    degrees = (mixers + 1) * cells * (seeds - 1)
+    of_cell = (mixers + 1) * (seeds - 1)
+    degrees = of_cell * (of_cell * cells + 2) / (of_cell + 2)
     return visible_by(mixers, 2 / (cells * seeds), degrees, power)
 
 
@@ -373,7 +428,7 @@ def visible_within(values: Values, baseline: str) -> float:
 
 
 def repeat_interval(
-    published: Sequence[float], repeats: int, variance: float, degrees: int, cells: int = 1
+    published: Sequence[float], repeats: int, variance: float, degrees: float, cells: int = 1
 ) -> tuple[float, float]:
     """Return where the mean of repeated runs is expected with 95 % in all cells together.
 
@@ -390,39 +445,38 @@ def repeat_interval(
     return mean - width, mean + width
 
 
-def seeds_interval(runs: Sequence[float], variance: float, degrees: int) -> tuple[float, float]:
-    """Return the 95 % interval of a mean over runs, by the deviation of seeds alone.
+def interval(
+    runs: Sequence[float], variance: float, degrees: float, answers: Answers | None = None
+) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over runs, by the deviation of seeds and test samples.
+
+    The widths of both are added in quadrature.
 
     Args:
         runs: The metric of each run.
         variance: Of runs, see ``Errors``.
         degrees: Its degrees of freedom; NaN is returned for 0.
+        answers: Of their test samples; None leaves the seeds alone.
     """
     if degrees < 1 or not variance:
         return math.nan, math.nan
     width = float(stats.t.isf(LEVEL / 2, degrees)) * math.sqrt(variance / len(runs))
     mean = float(np.mean(runs))
-    return mean - width, mean + width
+    low, high = samples_interval(runs, answers) if answers else (mean, mean)
+    return mean - math.hypot(width, mean - low), mean + math.hypot(width, high - mean)
 
 
-def interval(runs: Sequence[float], answers: Answers) -> tuple[float, float]:
-    """Return the 95 % interval of a mean over runs, by resampling runs, then test samples.
-
-    Deviations of runs are widened by sqrt(n / (n - 1)), because the deviation of n drawn runs is
-    too narrow by that.
+def samples_interval(runs: Sequence[float], answers: Answers) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over runs, by resampling the test samples of all runs.
 
     Args:
         runs: The metric of each run.
         answers: Of their test samples.
     """
-    count = len(runs)
-    generator = np.random.default_rng(SEED)
-    picks = generator.multinomial(count, np.full(count, 1 / count), answers.draws) / count
+    moves = answers.moves(np.random.default_rng(SEED))
+    low, high = np.nanquantile(moves, [LEVEL / 2, 1 - LEVEL / 2])
     mean = float(np.mean(runs))
-    widening = math.sqrt(count / (count - 1)) if count > 1 else 1.0
-    totals = mean + widening * (picks @ (np.asarray(runs, float) - mean))
-    low, high = np.nanquantile(totals + answers.moves(picks, generator), [0.025, 0.975])
-    return float(low), float(high)
+    return mean + float(low), mean + float(high)
 
 
 def mean_ranks(values: Values, sign: int = 1) -> dict[str, float]:

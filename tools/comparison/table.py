@@ -25,7 +25,6 @@ from tools.comparison.statistics import (
     estimate_errors,
     interval,
     mean_ranks,
-    seeds_interval,
     within,
 )
 
@@ -65,7 +64,7 @@ def make_table(comparison: Comparison, *, intervals: bool = True) -> Table:
 
     Args:
         comparison: Its plan and runs.
-        intervals: Resample runs and test samples for the intervals of the cells.
+        intervals: Resample test samples for the intervals of the cells.
     """
     plan, runs = comparison.plan, chosen_runs(comparison)
     values: dict[str, dict[Cell, list[float]]] = {entry.label: {} for entry in comparison.mixers}
@@ -180,8 +179,8 @@ def _column(cell: CellPlan) -> str:
 def _marks(comparison: Comparison, label: str, values: dict[Cell, list[float]]) -> str:
     networks = [cell for cell in comparison.cells if label in cell.networks]
     unequal = any(cell.differing(label, comparison.plan) for cell in networks)
-    has_all = all(values.get(cell.key) for cell in comparison.cells)
-    return DAGGER * unequal + MISSING * (not has_all)
+    counts = [len(values.get(cell.key, ())) for cell in comparison.cells]
+    return DAGGER * unequal + MISSING * (min(counts) < comparison.plan.seeds)
 
 
 def _ends(effect: Effect | None) -> str | None:
@@ -247,8 +246,7 @@ def _cell_record(
     low = high = math.nan
     if values and intervals:
         answers = read_answers(ours, plan.primary)
-        error = errors.of(label, cell.key)
-        ends = interval(values, answers) if answers else seeds_interval(values, *error)
+        ends = interval(values, *errors.of(label, cell.key), answers)
         low, high = np.clip(ends, *plan.bounds).tolist()
     notes = [cell.refused[label]] if label in cell.refused else []
     notes += cell.differing(label, plan) if network else []
@@ -309,8 +307,14 @@ def _notes(
             label, place = entry.label, _column(cell)
             if label in cell.refused:
                 lines.append(f"{MISSING} {label} does not fit {place}: {cell.refused[label]}")
-            elif differing := cell.differing(label, plan):
+                continue
+            if differing := cell.differing(label, plan):
                 lines.append(f"{DAGGER} {label} has in {place} {'; '.join(differing)}")
+            count = sum((run.mixer, run.cell) == (label, cell.key) for run in runs)
+            if count < plan.seeds:
+                lines.append(
+                    f"{MISSING} {label}: {count} of {counted(plan.seeds, 'run')} in {place}"
+                )
     lines += [f"failed: {run} ({run.reason})" for run in failed_runs(comparison)]
     lost = sum(not Path(run.folder).is_dir() for run in runs)
     if lost:

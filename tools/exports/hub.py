@@ -29,7 +29,7 @@ from tasks.engine.run_folder.schemas import read_summary
 from tools.cli.printable import counted
 from tools.comparison.answers import read_answers
 from tools.comparison.journal import Run
-from tools.comparison.statistics import interval
+from tools.comparison.statistics import samples_interval
 from tools.exports.requests import ExportRequest
 
 CARD = "README.md"
@@ -201,7 +201,7 @@ def _metrics(
             value=value,
         )  # fmt: skip
         answers = read_answers([run], name) if name == family.answers else None
-        ends = interval([value], answers) if answers is not None else None
+        ends = samples_interval([value], answers) if answers is not None else None
         rows.append((name, value, "{:.4g} to {:.4g}".format(*ends) if ends else ""))
     return rows
 
