@@ -118,7 +118,7 @@ class Comparison:
         Args:
             before: The plan as the last command left it; None before the first run.
         """
-        lines, changed = [], 0
+        lines, count = [], 0
         for run in list(self.journal):
             cell = next((c for c in self.cells if c.key == run.cell), None)
             network = cell.networks.get(run.mixer) if cell else None
@@ -126,15 +126,15 @@ class Comparison:
                 continue
             if before is not None and _settings(before, run) != _settings(self.plan, run):
                 del self.journal.runs[run.key]
-                changed += 1
+                count += 1
                 continue
             summary = _summary(Path(run.folder))
             if summary and _code_change(summary, network.answers):
                 del self.journal.runs[run.key]
                 lines.append(f"{run} was made by other code and runs again")
         self.folders_before = self._list_folders()
-        again = f"of other settings left the table: {counted(changed, 'run')}"
-        return [again, *lines] if changed else lines
+        again = f"of other settings left the table: {counted(count, 'run')}"
+        return [again, *lines] if count else lines
 
     def words(self, run: Run) -> list[str]:
         """Return the words of run.py for a run."""
