@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ def __getattr__(name: str) -> Any:
 
 
 check_packages("heads")
+# Before a data module imports MMDetection, which without mmcv's operators loses its masks silently.
+importlib.import_module("heads")
 
 
 def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:

@@ -355,6 +355,7 @@ def require_package(name: str) -> None:
     """Raise an ``ImportError`` with a remedy unless the package can be imported."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # hides notes on missing optional parts
+            importlib.import_module(MMCV_OPERATORS)  # which MMDetection does without, silently
             importlib.import_module(name)
     except ImportError as error:
         remedy = 'type: pip install "mixerlab[dense]"'

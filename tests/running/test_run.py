@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from PIL import Image
 
 from tasks.engine.callbacks.loggers import read_rows
 from tests.families import by_turns, rest_slow_pairs
-from tests.runs import TINY, arguments, command, completed, summary
+from tests.runs import ROOT, TINY, arguments, command, completed, summary
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
@@ -94,6 +96,19 @@ def test_evaluation_of_a_run_reproduces_its_best_metrics(
     assert in_mode(ended.folder(), mode) == in_mode(folder, mode)
     assert not (ended.folder() / "metrics.csv").exists()
     assert not (tmp_path / task / "deit_t" / "latest").exists()
+
+
+def test_a_detector_of_masks_trains_in_a_fresh_process(tmp_path):
+    """Other tests run in this process, which has imported everything."""
+    ended = command(arguments("detection", tmp_path))
+    assert (ended.status, ended.err) == (0, "")
+
+
+def test_data_of_toolkits_need_the_operators():
+    code = "from datamodules.dense.toolkit_data import require_package as f; f('mmdet.datasets')"
+    words = [sys.executable, "-c", code]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "put `import heads` first, which provides mmcv's operators" in ended.stderr
 
 
 @pytest.mark.slow
