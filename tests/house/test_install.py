@@ -303,8 +303,9 @@ def test_the_editable_installation_has_the_command(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_wheel_trains_predicts_and_exports_from_any_folder(tmp_path):
+def test_a_wheel_trains_predicts_and_exports_from_any_folder(tmp_path, monkeypatch):
     """In an environment that has the packages, but no checkout; nothing is written into it."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # launchers of Hydra set it in tests before
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", tmp_path, ROOT]
     subprocess.run(pip, check=True)
     (wheel,) = tmp_path.glob("*.whl")
