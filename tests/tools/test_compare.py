@@ -1,5 +1,6 @@
 """tools/compare.py: plans, registration, the table from runs that ended, and the command."""
 
+import contextlib
 import errno
 import json
 import os
@@ -24,7 +25,7 @@ from tests import checkout
 from tests.comparisons import WORDS, comparison_of, fill, plan_of, registered_text
 from tests.runs import ROOT, SHORTEST
 from tools import compare as command
-from tools.comparison import runner
+from tools.comparison import runner, work
 from tools.comparison.answers import read_answers
 from tools.comparison.cells import CellPlan, measure_cell, note_data
 from tools.comparison.journal import Journal, Run
@@ -756,6 +757,22 @@ def test_runs_of_other_settings_run_again(words, changed, tmp_path):
     assert lines == [f"of other settings left the table: {sum(counts)} runs"] * bool(changed)
 
 
+@pytest.mark.parametrize("only", ["", "table"])
+def test_a_stop_after_a_change_brings_no_old_runs_back(only, tmp_path, monkeypatch):
+    def stop(comparison):
+        raise KeyboardInterrupt
+
+    first = comparison_of(tmp_path, "rates=1")
+    fill(first)
+    registered_text(first, begun=False)
+    monkeypatch.setattr(work, "_measured", lambda *_: first.cells[0])
+    monkeypatch.setattr(work, "run_plan", stop)
+    with contextlib.suppress(KeyboardInterrupt):
+        work.compare(plan_of(tmp_path, "rates=1", "trainer.max_epochs=30"), only)
+    assert "max_epochs=30" in read_registered(first.folder).text
+    assert Journal(first.folder).finished() == []
+
+
 @pytest.mark.parametrize(
     ("words", "is_used"),
     [
@@ -798,7 +815,7 @@ def test_lists_per_stage_are_no_options_of_a_line_break(tmp_path):
     comparison = comparison_of(tmp_path, "mixer=ffn,[ffn,glu]", "rates=1")
     fill(comparison)
     table = latex(comparison, make_table(comparison), registered_text(comparison, begun=False))
-    assert "\n{[}ffn" in table or "\n{[ffn,glu]}" in table
+    assert "\n{[ffn,glu]} &" in table
 
 
 def test_later_seeds(tmp_path):
@@ -834,6 +851,13 @@ def test_runs_keep_their_set_where_a_second_one_changes_its_name(tmp_path):
         fixed = fixed_entries(later.plan, later.mixers, later.cells, "c")
         registered = register(later.folder, later.plan, fixed, registered, begun=True)
         assert [line for line in registered.deviations if "edited" in line] == []
+
+
+def test_another_metric_needs_another_name(tmp_path):
+    first = comparison_of(tmp_path, "rates=1")
+    registered = registered_text(first, begun=False)
+    with pytest.raises(ValueError, match=r"runs by top1; pass name=<another name> for metric=top5"):
+        keep_labels(plan_of(tmp_path, "rates=1", "metric=top5"), registered, first.journal)
 
 
 def test_a_removed_registration_is_a_deviation(tmp_path):

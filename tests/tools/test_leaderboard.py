@@ -266,7 +266,7 @@ def test_a_registration_without_its_facts_is_one_line(tmp_path, said):
     comparison, registered = made(tmp_path)
     text = registered.text.partition("fixed:")[0]
     write_registered(comparison.folder, registered.model_copy(update={"text": text}))
-    with pytest.raises(ValueError, match=r"registered\.json is damaged; .*'fixed'$"):
+    with pytest.raises(ValueError, match=r"registered\.json is damaged: 'fixed'$"):
         publish(comparison.folder, tmp_path / "board", said.append)
 
 

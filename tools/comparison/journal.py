@@ -94,7 +94,7 @@ class Journal:
     def add(self, run: Run) -> None:
         """Add or replace a run, and write the file."""
         self.runs[run.key] = run
-        self._write()
+        self.write()
 
     def relabel(self, labels: Mapping[str, Mapping[str, str]]) -> None:
         """Give hosts and data sets other labels: by ``host`` and ``data``, the new of each old."""
@@ -108,9 +108,10 @@ class Journal:
         ]
         if runs != [*self]:
             self.runs = {run.key: run for run in runs}
-            self._write()
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write all rows to the file."""
         rows = (
             row.model_dump() | {"folder": self._relative_path(row.folder)}
             for row in self.runs.values()

@@ -169,8 +169,16 @@ def keep_labels(plan: Plan, registered: Registered, journal: Journal) -> Registe
     """Give the runs and the registered plan the labels that their hosts and data have by now.
 
     A label follows from what tells the entries of a plan apart, so that a new entry may change it.
+
+    Raises:
+        ValueError: The runs are those of another metric.
     """
     facts, before = yaml.safe_load(registered.text)[FIXED], registered.plan
+    if before.primary != plan.primary:
+        raise ValueError(
+            f"{plan.folder} has runs by {before.primary}; pass name=<another name> for "
+            f"metric={plan.primary}, which uses them again"
+        )
     labels: dict[str, dict[str, str]] = {}
     for axis, entries in (("host", host_entries), ("data", data_entries)):
         now = {entry.words: entry.label for entry in entries(plan)}
@@ -279,8 +287,10 @@ def read_registered(folder: Path) -> Registered | None:
     """
     path = folder / REGISTERED
     try:
-        return validate(Registered, read_json(path))
+        registered = validate(Registered, read_json(path))
+        yaml.safe_load(registered.text)[FIXED]["cells"].items()
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise DamagedFile(f"{path} is damaged: {error}") from None
+    return registered

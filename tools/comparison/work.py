@@ -60,11 +60,6 @@ def compare(plan: Plan, only: str = "") -> None:
         begun = bool(journal.runs) or (plan.folder / "runs").exists()
         registered = read_registered(plan.folder) if begun else None
         before = None if registered is None else registered.plan
-        if before is not None and before.primary != plan.primary:
-            raise ValueError(
-                f"{plan.folder} has runs by {before.primary}; pass name=<another name> for "
-                f"metric={plan.primary}, which uses them again"
-            )
         if registered is not None:
             registered = keep_labels(plan, registered, journal)
         cells = [_measured(plan, host, entry, mixers, commit) for host in hosts for entry in data]
@@ -79,6 +74,8 @@ def compare(plan: Plan, only: str = "") -> None:
         settings = fixed_entries(plan, mixers, cells, commit)
         if only == "table" and registered is None:
             raise ValueError(f"{plan.folder} has no runs yet; leave only=table out")
+        if outdated:  # before the plan changes, by which another command would tell them
+            journal.write()
         registered = register(plan.folder, plan, settings, registered, begun=begun)
         if outdated:
             lines = [*registered.deviations, *outdated]
