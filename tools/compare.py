@@ -34,8 +34,9 @@ usage: python tools/compare.py plan=FILE | mixer=A,B host=X,Y data=P,Q baseline=
   publish=FOLDER            add the runs of a comparison, such as outputs/comparisons/mine, to the
                             leaderboard: a CSV per mixer; new_cells=true adds its hosts and data
   verify=MIXER              repeat a mixer's runs of the leaderboard and print whether they fall
-                            into the interval of the published ones; host= and data= choose cells by
-                            their labels: data="cifar10 data.root=/data/cifar10"
+                            into the interval of the published ones, else end with status 1; host=
+                            and data= choose cells by their labels:
+                            data="cifar10 data.root=/data/cifar10"
 
 All other arguments go to every run of tools/run.py. Rows of a cell start with the same weights of
 the host, see the same batches in the same order, share all settings, and report the last epoch, so

@@ -40,7 +40,7 @@ LEGEND = """* difference: from {baseline} in {metric}, mean over cells, above 0 
 * sensitivity: best minus worst learning rate on held-out training samples, where rates were tuned
 * parameters, MACs: over those of {baseline}, geometric mean over cells
 * {dagger} the mixer forces other terms on the host than {baseline}, listed below
-* {missing} some cells are missing; the mixer is compared on its own cells"""
+* {missing} some cells or runs are missing; the mixer is compared on its own cells"""
 
 
 def pages(folder: Path = FOLDER) -> dict[str, str]:
@@ -140,7 +140,8 @@ def _verdicts(
     for label in order:
         effect, outside = ours.get(label), wider.get(label)
         mark = f" {DAGGER}" if _differing(leaderboard, label) else ""
-        mark += "" if all(values[label].get(cell) for cell in cells) else f" {MISSING}"
+        fewest = min((len(values[label].get(cell, ())) for cell in cells), default=0)
+        mark += f" {MISSING}" if fewest < plan.seeds else ""
         known = effect is not None and math.isfinite(effect.low)
         rows.append([
             f"[{label}]({place}/{file_name(label)}){mark}",

@@ -152,6 +152,10 @@ def test_another_machine_adds_rows_and_missing_cells_stay_missing(tmp_path, said
     assert "| [iffn](../leaderboard/iffn.csv) † ‡ |" in page
     assert re.search(r"^\| iffn \|  \|  \| \d", page, re.MULTILINE)
     assert "2 cells of a mixer missing" in page
+    path = board / "glu.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert "/glu.csv) ‡ |" in leaderboard_page.pages(board)["leaderboard"]
+    assert "/glu.csv) |" in page
 
 
 def test_rows_of_other_code_are_replaced(tmp_path, said):
@@ -329,7 +333,7 @@ def test_the_published_plan_is_followed_by_comparisons_of_others(tmp_path, said)
 
 @pytest.fixture
 def repeat(tmp_path, monkeypatch, capsys):
-    """Repeat rows with runs that end at once; return the number of runs, and what is printed."""
+    """Repeat rows with runs that end at once; return their number, what is printed, the status."""
     here = {"code": 1.0, "value": 70.0, "steps": 40}
     started = []
 
@@ -354,9 +358,12 @@ def repeat(tmp_path, monkeypatch, capsys):
 
     def repeat(board, **changes):
         here.update(changes)
-        before = len(started)
-        verify("ffn", folder=board, output_dir=str(tmp_path / "here"))
-        return len(started) - before, capsys.readouterr().out
+        before, status = len(started), 0
+        try:
+            verify("ffn", folder=board, output_dir=str(tmp_path / "here"))
+        except SystemExit as end:
+            status = end.code
+        return len(started) - before, capsys.readouterr().out, status
 
     monkeypatch.setattr("tools.comparison.verify.measure_cell", measure_cell)
     monkeypatch.setattr("tools.comparison.verify.run_plan", run_plan)
@@ -384,7 +391,9 @@ def test_rows_without_deviation_are_repeated_to_rounding(tmp_path, said, repeat,
     for run in list(comparison.journal):
         comparison.journal.add(run.model_copy(update={"value": 100.0}))
     publish(comparison.folder, tmp_path / "board", said.append)
-    assert f"{count} of 1 cell within" in repeat(tmp_path / "board", value=value)[1]
+    _, printed, status = repeat(tmp_path / "board", value=value)
+    assert f"{count} of 1 cell within" in printed
+    assert status == 1 - count
 
 
 def test_repeated_runs_take_the_published_steps(tmp_path, said, repeat):
@@ -396,10 +405,10 @@ def test_repeated_runs_take_the_published_steps(tmp_path, said, repeat):
 @pytest.mark.slow
 @pytest.mark.usefixtures("sample_cache")
 def test_a_published_row_is_repeated(tmp_path):
-    def compare(*words):
+    def compare(*words, status=0):
         line = [sys.executable, str(ROOT / "tools/compare.py"), *words]
         ended = subprocess.run(line, capture_output=True, text=True, timeout=900)
-        assert (ended.returncode, ended.stderr) == (0, "")
+        assert (ended.returncode, ended.stderr) == (status, "")
         return ended.stdout
 
     out, board = f"output_dir={tmp_path}", f"leaderboard={tmp_path / 'board'}"
@@ -417,7 +426,7 @@ def test_a_published_row_is_repeated(tmp_path):
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(row | {"value": f"{float(row['value']) + 500}"} for row in rows)
-    assert "0 of 1 cell within the interval" in compare("verify=glu", board, out)
+    assert "0 of 1 cell within the interval" in compare("verify=glu", board, out, status=1)
     words = ["verify=glu", board, out, "data=sample_classification data.sample_seed=3"]
     ended = subprocess.run(
         [sys.executable, str(ROOT / "tools/compare.py"), *words], capture_output=True, text=True

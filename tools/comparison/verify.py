@@ -69,6 +69,7 @@ def verify(
 
     Raises:
         ValueError: Such rows are missing, or the data or the mixer's code differ.
+        SystemExit: A cell is outside of its interval; the status is 1.
     """
     leaderboard = read_leaderboard(folder)
     if leaderboard is None:
@@ -189,3 +190,5 @@ def _show(leaderboard: Leaderboard, verification: Verification, rows: Sequence[R
     if len(cells) < len(verification.cells):
         missing = len(verification.cells) - len(cells)
         say(f"{counted(missing, 'cell')} without a result; repeat the command to try again")
+    if outside:
+        raise SystemExit(1)
