@@ -52,7 +52,7 @@ def test_the_lowest_error_is_the_best_checkpoint(trained):
     found = summary(trained)
     assert found["metrics"]["mae"] == pytest.approx(min(validated(trained)), rel=1e-4)
     assert "classes" not in found["data"]
-    assert list(found["data"]["fingerprints"]) == ["val"]
+    assert list(found["data"]["fingerprints"]) == ["val", "train"]
     assert found["macs_at"] == [64]
     assert found["backbone_macs"] == 64 * 16 + 2 * 16 * 16 * 3 * 16
     assert len(list((trained / "preview").glob("*.png"))) == 4

@@ -19,14 +19,17 @@ from datamodules import ClassFoldersDataModule, FashionMNISTDataModule
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.sample.dense import SampleDetection
 from tasks.engine.family import families, imported
-from tests.families import rest_slow_pairs
-from tests.runs import composed
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import CONFIG, read_config
+from tests.families import rest_slow, rest_slow_pairs
+from tests.runs import SMALLEST, composed
 from tests.stand_ins import write_fashion_mnist
 from tools import results
 from tools.cli.network_names import network_name
 from tools.comparing.table import pareto
 from tools.papers.published import load_rows
-from tools.runs.fingerprints import content_fingerprint, fingerprints
+from tools.runs.components import read_data
+from tools.runs.fingerprints import content_fingerprint, fingerprints, training_fingerprints
 from tools.runs.folder import differences, open_run_folder
 from tools.runs.outcome import recording_failure
 
@@ -401,6 +404,15 @@ def test_a_real_run_is_in_the_table(trained, outputs, capsys):
     assert own["network"] == network_summary("deit_t", img_size=64)
     assert own["data"]["classes"] == 10
     assert all(re.fullmatch("[0-9a-f]{12}", one) for one in own["data"]["fingerprints"].values())
+
+
+@pytest.mark.parametrize("family", rest_slow(SMALLEST, ["classification", "detection"]))
+def test_a_run_has_the_fingerprints_of_its_data_read_again(family, smallest_run):
+    folder = smallest_run(family)
+    datamodule = read_data(RunConfig.model_validate(read_config(folder / CONFIG)))
+    prints = fingerprints(datamodule) | training_fingerprints(datamodule)
+    assert json.loads((folder / "summary.json").read_text())["data"]["fingerprints"] == prints
+    assert "train" in prints
 
 
 def test_fingerprints_recognise_a_moved_dataset(tmp_path):

@@ -211,11 +211,10 @@ def _fix_settings(
 
 
 def _note_prints(cell: CellPlan, datamodule: Any) -> None:
-    from tools.runs.fingerprints import content_fingerprint, fingerprints, split_fingerprint
+    from tools.runs.fingerprints import fingerprints, split_fingerprint, training_fingerprints
 
-    cell.prints = fingerprints(datamodule) | {"train": split_fingerprint(datamodule, "train")}
-    cell.prints |= {"train content": content_fingerprint(datamodule, "train")}
-    cell.prints |= {"test": split_fingerprint(datamodule, "test")}
+    cell.prints = {**fingerprints(datamodule), **training_fingerprints(datamodule)}
+    cell.prints["test"] = split_fingerprint(datamodule, "test")
     cell.samples = {name: int(size) for name, size in datamodule.sizes().items()}
 
 

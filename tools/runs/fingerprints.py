@@ -1,4 +1,4 @@
-"""Short names of what a run was evaluated on, by which other runs recognise the same data."""
+"""Short names of a run's data, by which other runs recognise the same data."""
 
 from __future__ import annotations
 
@@ -43,6 +43,15 @@ def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
         parts.append(annotations)
     contents = {f"{split} content": content_fingerprint(datamodule, split) for split in splits}
     return {**targets, "val": _digest(parts), **{name: it for name, it in contents.items() if it}}
+
+
+def training_fingerprints(datamodule: BaseDataModule) -> dict[str, str]:
+    """Return fingerprints of the training data: of files and, in sets with labels, of content."""
+    prints = {
+        "train": split_fingerprint(datamodule, "train"),
+        "train content": content_fingerprint(datamodule, "train"),
+    }
+    return {name: it for name, it in prints.items() if it}
 
 
 def split_fingerprint(datamodule: BaseDataModule, split: Split) -> str | None:

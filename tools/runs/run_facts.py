@@ -20,7 +20,7 @@ from tasks.engine.checkpoints.exact_resume import CHECKPOINTS
 from tasks.engine.checkpoints.files import BEST, LAST
 from tasks.engine.optimisation.optimizer import scaled_lr
 from tasks.engine.run_folder.run_config import RunConfig
-from tools.runs.fingerprints import fingerprints
+from tools.runs.fingerprints import fingerprints, training_fingerprints
 
 
 def collect_facts(
@@ -45,6 +45,7 @@ def collect_facts(
     }
     if config.mode != "fit":
         return facts
+    facts["data"]["fingerprints"] |= training_fingerprints(datamodule)
     name = f"{CHECKPOINTS}/{LAST if config.checkpoints == 'last' else BEST}"
     evaluated = Path(trainer.default_root_dir) / name
     processes = trainer.world_size
