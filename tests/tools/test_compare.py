@@ -1,7 +1,9 @@
 """tools/compare.py: plans, registration, the table from runs that ended, and the command."""
 
+import base64
 import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -20,6 +22,7 @@ import yaml
 from filelock import FileLock
 from PIL import Image
 
+from backbones import list_mixers
 from tasks.engine.run_folder.bounded_reading import DamagedFile
 from tests import checkout
 from tests.comparisons import WORDS, comparison_of, fill, plan_of, registered_text
@@ -517,6 +520,20 @@ def test_files_of_a_comparison(tmp_path):
     assert r"iffn$^\dagger$" in tex
     assert r"\toprule" in tex
     assert registered.hash in (comparison.folder / "table.md").read_text()
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_legend_of_many_mixers_lies_beside_their_curves(tmp_path):
+    comparison = comparison_of(tmp_path, f"mixer={','.join(list_mixers('channel'))}", "rates=1")
+    (tmp_path / "metrics.csv").write_text("epoch,step,val/top1\n0,9,50.0\n1,19,60.0\n")
+    for run in comparison.planned():
+        facts = {"value": 60.0, "status": "finished", "folder": str(tmp_path)}
+        comparison.journal.add(run.model_copy(update=facts))
+    write_files(comparison, make_table(comparison), registered_text(comparison, begun=False))
+    page = (comparison.folder / "report.html").read_text()
+    picture = base64.b64decode(re.search('image/png;base64,([^"]+)', page).group(1))
+    width, height = Image.open(io.BytesIO(picture)).size
+    assert (width, height) == (792, 360)
 
 
 def typed(folder, *words):

@@ -25,6 +25,7 @@ from tools.comparison.runner import Comparison
 from tools.comparison.table import DAGGER, MISSING, Table
 
 PACKAGES = ("torch", "timm", "lightning", "scipy", "numpy")
+LEGEND_ROWS = 24
 MARKS = {DAGGER: r"$^\dagger$", MISSING: r"$^\ddagger$"}
 
 
@@ -138,7 +139,10 @@ def _curves(comparison: Comparison) -> str:
     plt = load_pyplot()
     key, parts = f"val/{comparison.plan.primary}", []
     for cell in comparison.cells:
-        figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+        columns = -(-len(comparison.mixers) // LEGEND_ROWS)
+        figure, axis = plt.subplots(figsize=(6 + 1.4 * columns, 4), layout="constrained")
+        styles = plt.cycler(marker=[".", "x"]) * plt.cycler(linestyle=["-", "--", ":", "-."])
+        axis.set_prop_cycle(styles * plt.cycler(color=plt.get_cmap("tab10").colors))
         for entry in comparison.mixers:
             lines = [
                 line
@@ -149,13 +153,13 @@ def _curves(comparison: Comparison) -> str:
             steps = sorted(set.intersection(*(set(line) for line in lines))) if lines else []
             if steps:
                 values = np.array([[line[step] for step in steps] for line in lines])
-                (curve,) = axis.plot(steps, values.mean(0), marker=".", label=entry.label)
+                (curve,) = axis.plot(steps, values.mean(0), label=entry.label)
                 axis.fill_between(
                     steps, values.min(0), values.max(0), alpha=0.2, color=curve.get_color()
                 )
         axis.set(title=f"{cell.host} on {cell.data}", xlabel="step", ylabel=key)
         if axis.lines:
-            axis.legend(fontsize=7)
+            figure.legend(loc="outside right upper", fontsize=7, ncols=columns)
             content = io.BytesIO()
             figure.savefig(content, dpi=90, format="png")
             data = base64.b64encode(content.getvalue()).decode()
