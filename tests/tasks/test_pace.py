@@ -122,8 +122,9 @@ def test_the_length_of_a_run_is_logged(options, text):
 
 def test_a_summary_has_the_rate_that_was_used(tmp_path):
     """Scaled linearly to the images per step, over all processes and accumulated batches."""
-    data = SampleClassification(tmp_path, batch_size=8)
-    data._datasets = {"train": range(100)}
+    data = SampleClassification(tmp_path, batch_size=8, digits_per_class=4)
+    data.prepare_data()
+    data.setup()
     trainer = SimpleNamespace(
         precision="32-true", world_size=2, accumulate_grad_batches=3, num_training_batches=9,
         callbacks=[pace.Pace()],

@@ -674,6 +674,7 @@ def test_runs_in_the_queue_of_a_cluster(tmp_path):
     assert dict(workers.results(0)) == {name: status for name, (_, status) in commands.items()}
     assert "submitit INFO" not in (tmp_path / "help.log").read_text()
     assert "swin_x" in (tmp_path / "wrong.log").read_text().splitlines()[-1]
+    os.mkfifo(tmp_path / "stopped.log")  # without a reader, the command waits until it is stopped
     workers.start(["--help"], tmp_path / "stopped.log", int)
     workers.stop()
     assert list(workers.results(0)) == [-signal.SIGTERM]
