@@ -189,7 +189,7 @@ def run_plan(comparison: Comparison, *, tables: bool = True) -> None:
         comparison: The plan.
         tables: Print the standing table after each cell.
     """
-    plan, total = comparison.plan, len(list(comparison.planned()))
+    plan = comparison.plan
     workers = make_workers(plan)
     started: list[Run] = []
     with ending_by_signals():
@@ -211,6 +211,7 @@ def run_plan(comparison: Comparison, *, tables: bool = True) -> None:
                 if tables and step not in (None, (run.cell, run.stage)):
                     show(make_table(comparison, intervals=False))
                 seconds = sum(comparison.estimate(later) for later in comparison.remaining())
+                total = len(list(comparison.planned()))  # grows with the rates that are chosen
                 say(f"{number} of {total}: {run} ({format_seconds(seconds / plan.jobs)} left)")
                 earlier = comparison.start(run, workers)
                 if earlier is not None:
