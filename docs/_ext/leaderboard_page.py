@@ -40,7 +40,7 @@ LEGEND = """* difference: from {baseline} in {metric}, mean over cells, above 0 
 * sensitivity: best minus worst learning rate on held-out training samples, where rates were tuned
 * parameters, MACs: over those of {baseline}, geometric mean over cells
 * {dagger} the mixer forces other terms on the host than {baseline}, listed below
-* {missing} some cells or runs are missing; the mixer is compared on its own cells"""
+* {missing} cells or runs are missing that others have; the mixer is compared on its own cells"""
 
 
 def pages(folder: Path = FOLDER) -> dict[str, str]:
@@ -134,13 +134,14 @@ def _verdicts(
     plan, values = leaderboard.plan, leaderboard.values()
     ranks, cells = mean_ranks(values, plan.sign), leaderboard.cells
     rows = []
+    measured = {cell for of_cells in values.values() for cell in of_cells}
     tuned, places = any(row.stage == "tune" for row in leaderboard.rows.values()), _places(plan)
     differences = {label: effect.mean for label, effect in ours.items() if effect.cells}
     order = sorted(values, key=lambda label: differences.get(label, 0.0), reverse=True)
     for label in order:
         effect, outside = ours.get(label), wider.get(label)
         mark = f" {DAGGER}" if _differing(leaderboard, label) else ""
-        fewest = min((len(values[label].get(cell, ())) for cell in cells), default=0)
+        fewest = min((len(values[label].get(cell, ())) for cell in measured), default=0)
         mark += f" {MISSING}" if fewest < plan.seeds else ""
         known = effect is not None and math.isfinite(effect.low)
         rows.append([
